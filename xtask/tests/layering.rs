@@ -36,8 +36,8 @@ const MAY_USE: [(&str, &[&str]); 25] = [
     ("bsp-capi", &["bsp", "model", "reshuffle"]),
     ("reshuffle", &["bsp"]),
     ("capi", &["naming", "node", "group", "streams", "trace"]),
-    ("fabric", &["node", "trace"]),
-    ("sockets", &[]),
+    ("fabric", &["link", "node", "trace"]),
+    ("sockets", &["link"]),
     ("streams", &["node"]),
     ("launch", &["naming", "node"]),
     ("agent", &["launch", "naming", "node", "bpf"]),
@@ -62,7 +62,7 @@ const MAY_USE: [(&str, &[&str]); 25] = [
             "bench", "bsp", "engine", "launch", "link", "model", "node", "page", "proto", "testbed",
         ],
     ),
-    ("testbed", &[]),
+    ("testbed", &["link"]),
 ];
 
 /// Crates that may have unsafe blocks.

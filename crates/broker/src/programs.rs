@@ -7,7 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use dipole_bpf::InterfaceId;
-use dipole_bpf::hook::{Allowed, Guard, Hook, Place};
+use dipole_bpf::hook::{AllowedSource, Guard, Hook};
 use dipole_bpf::raw::guarded_socket;
 use nix::net::if_::if_nametoindex;
 
@@ -149,9 +149,9 @@ impl Programs {
                 let Ok(files) = files.try_into() else {
                     return false;
                 };
-                let hook = Hook::from_descriptors(interface, Place::Tcx, files);
+                let hook = Hook::from_descriptors(interface, files);
                 hook.and_then(|hook| {
-                    let unclaimed = hook.entered()?.into_iter().collect();
+                    let unclaimed = hook.entries()?.into_iter().collect();
                     let until = now + GRACE;
                     self.hooks.push(Open {
                         hook,
@@ -189,8 +189,7 @@ impl Programs {
         let index = match known {
             Some(index) => index,
             None => {
-                let hook =
-                    Hook::attach(interface, Place::Tcx).map_err(|error| error.to_string())?;
+                let hook = Hook::attach(interface).map_err(|error| error.to_string())?;
                 keep_all(HOOK, interface, &hook.descriptors());
                 tracing::info!(event = "attached", interface = %interface.name, "program attached");
                 self.hooks.push(Open {
@@ -293,7 +292,7 @@ impl Programs {
             let done = match other == index {
                 true => guard.allow(
                     cookie,
-                    &Allowed {
+                    &AllowedSource {
                         mac,
                         address: at.ip(),
                         ports: [at.port(); 2],
@@ -369,7 +368,7 @@ impl Programs {
             .find(|guard| guard.interface().name == interface);
         let refused = guard.and_then(|guard| guard.refused().ok());
         (
-            open.map(|open| open.hook.place().to_string()),
+            open.map(|_| "TCX".to_owned()),
             named.unwrap_or_default(),
             refused.unwrap_or(0),
         )

@@ -301,7 +301,7 @@ fn misunderstood(error: WireError) -> Refusal {
                 "the request has version {found}; install the same version of Dipole as the broker's"
             ),
         ),
-        WireError::Nonsense => refusal(Reason::Nonsense, "the request is malformed"),
+        WireError::Malformed => refusal(Reason::Malformed, "the request is malformed"),
     }
 }
 

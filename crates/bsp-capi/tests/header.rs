@@ -199,7 +199,7 @@ const CPP: &str = "#include <bsp.h>\n#include <cstdio>\n#include <vector>\n#incl
       if (bsp_pid() == 0) std::puts(\"fine\");\n\
       bsp_end(); }\n";
 
-/// Programs in the style of 1996, of PORTABLE, and in C++.
+/// Programs in the style of 1996, portable programs, and C++ programs.
 #[test]
 fn old_programs_and_cpp_programs_run() {
     let bench = Bench::new();

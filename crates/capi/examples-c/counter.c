@@ -67,7 +67,7 @@ int main(void)
     CHECK(connecting >= 0 && dp_counter_attach_edge(counter, connecting) == 0);
     CHECK(post(connecting, 7) == 0);
     CHECK_FAILS(dp_counter_wait(counter, MANY + 1, &done, 0), EAGAIN, "fewer than 501");
-    CHECK_FAILS(dp_counter_wait(counter, MANY + 1, &done, 1000000), ETIMEDOUT, "after 1ms");
+    CHECK_FAILS(dp_counter_wait(counter, MANY + 1, &done, 1000000), ETIMEDOUT, "within 1ms");
     CHECK(dp_cancel(connecting, 7) == 1);
     CHECK(dp_counter_wait(counter, MANY + 1, &done, LONG_NS) == 0);
     CHECK(done.sent == MANY && done.failed == 1);
@@ -91,7 +91,7 @@ int main(void)
     CHECK_FAILS(dp_counter_attach_edge(counter, 999), EBADF, "999 is not an open edge");
     CHECK_FAILS(dp_counter_read(counter, NULL), EFAULT, "counts is a null pointer");
     void *odd = (char *)&done + 1;
-    CHECK_FAILS(dp_counter_wait(counter, 0, odd, 0), EFAULT, "counts points to no");
+    CHECK_FAILS(dp_counter_wait(counter, 0, odd, 0), EFAULT, "counts is not properly aligned");
 
     /* A forked child does not inherit any of this. */
     fflush(stdout);

@@ -151,7 +151,7 @@ int main(int count, char **arguments)
     CHECK(dp_queue_close(queue) == 0);
     CHECK_FAILS(dp_queue_wait(queue, &done, 1, 0), EBADF, "not an open completion queue");
     CHECK(dp_close(fd) == 0);
-    CHECK_FAILS(dp_edge_send(edges[0], "x", 1, 0, -1), EBADF, "ended");
+    CHECK_FAILS(dp_edge_send(edges[0], "x", 1, 0, -1), EBADF, "is closed");
     CHECK(dp_edge_close(edges[0]) == 0);
     CHECK(dp_finalize(LONG_NS) == 0);
     CHECK_FAILS(dp_edge_close(edges[1]), EBADF, "not an open edge");

@@ -63,7 +63,7 @@ int main(int count, char **arguments)
 
     /* After dp_finalize the next endpoint opens a node from the environment. */
     CHECK(dp_finalize(-1) == 0);
-    CHECK_FAILS(dp_own_address(fd, &own), EBADF, "ended");
+    CHECK_FAILS(dp_own_address(fd, &own), EBADF, "not an open endpoint");
     CHECK(dp_finalize(-1) == 0);
     int next = dp_open(9);
     CHECK(next >= 0);

@@ -74,8 +74,8 @@ int main(int count, char **arguments)
     int status;
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 
-    CHECK_FAILS(dp_port_wait(port, ADDS + 2, 0), EAGAIN, "are handled");
-    CHECK_FAILS(dp_port_wait(port, ADDS + 2, 1000), ETIMEDOUT, "were handled after");
+    CHECK_FAILS(dp_port_wait(port, ADDS + 2, 0), EAGAIN, "have been handled");
+    CHECK_FAILS(dp_port_wait(port, ADDS + 2, 1000), ETIMEDOUT, "were handled within");
     CHECK_FAILS(dp_port_reply(port, "x", 1), EINVAL, "is not running on this thread");
     CHECK_FAILS(dp_port_open(dpid, add, NULL), EADDRINUSE, "has it");
     CHECK_FAILS(dp_port_open(dpid + 1, NULL, NULL), EFAULT, "handler");

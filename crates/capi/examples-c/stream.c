@@ -111,7 +111,7 @@ static void check_refusals(uint32_t dpid)
     struct dp_layout layout = { .ranks = 2, .block = 10, .owners = (const uint32_t[]) { 0, 1, 1 },
                                 .records = 3 };
     CHECK(dp_layout_bytes(&layout, 0, 25) == 10 && dp_layout_bytes(&layout, 1, 25) == 15);
-    CHECK_FAILS(dp_layout_bytes(&layout, 0, 31), EINVAL, "one for each record");
+    CHECK_FAILS(dp_layout_bytes(&layout, 0, 31), EINVAL, "a rank for each record");
     layout.block = 0;
     CHECK_FAILS(dp_layout_bytes(&layout, 0, 25), EINVAL, "block is 0");
     CHECK_FAILS(dp_layout_bytes(NULL, 0, 25), EFAULT, "layout");

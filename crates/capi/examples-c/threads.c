@@ -46,7 +46,7 @@ static void *wait_for_the_end(void *unused)
     char *message;
     CHECK(dp_write(own, "ready", 5) == 5);
     /* No more messages arrive, but the other thread closes the endpoint. */
-    CHECK_FAILS(dp_read(own, &message), EBADF, "ended");
+    CHECK_FAILS(dp_read(own, &message), EBADF, "not an open endpoint");
     return NULL;
 }
 

@@ -55,12 +55,12 @@ int main(void)
     CHECK(memcmp(place, text, LONG) == 0);
     CHECK(dp_fsync(to, 0) == 0);
     CHECK(dp_fsync(to, 2) == 0);
-    CHECK_FAILS(dp_fsync(to, 1), EINVAL, "but 0 are read");
+    CHECK_FAILS(dp_fsync(to, 1), EINVAL, "because only 0 have been read");
 
     /* A buffer that is too short only takes a second call. */
     CHECK(dp_write(from, "too long", 8) == 8);
     char buffer[8];
-    CHECK_FAILS(dp_recv_copy(to, buffer, 7, NULL, 0, -1), EMSGSIZE, "8 bytes, the buffer 7");
+    CHECK_FAILS(dp_recv_copy(to, buffer, 7, NULL, 0, -1), EMSGSIZE, "8 bytes, the buffer only 7");
     CHECK(dp_recv_copy(to, buffer, 8, NULL, 0, -1) == 8);
     CHECK(memcmp(buffer, "too long", 8) == 0);
 

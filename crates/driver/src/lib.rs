@@ -6,9 +6,9 @@
 //! until their key becomes ready or the leader leaves.
 //!
 //! The engine ([`Stepper`]) reports which keys became ready ([`Ready`]), and only waiters
-//! for those keys are woken ([`waiters`]). If descriptors were exported or tasks are
-//! waiting, a progress thread steps the engine while no other thread does ([`progress`]).
-//! Port handlers run between steps ([`work`]).
+//! for those keys are woken (`waiters.rs`). If descriptors were exported or tasks are
+//! waiting, a progress thread steps the engine while no other thread does (`serve.rs`).
+//! Port handlers run between steps (`work.rs`).
 //!
 //! `model.rs` checks this driver with loom.
 
@@ -34,6 +34,6 @@ mod tests;
 pub use clock::{Clock, Reading, nanoseconds};
 pub use condition::{Polled, WaitCondition};
 pub use ready::{Ready, WaitKey};
-pub use schedule::{Driver, WaitError};
+pub use schedule::Driver;
 pub use stepper::{Stepper, Work};
-pub use timeout::Timeout;
+pub use timeout::{Timeout, WaitError};

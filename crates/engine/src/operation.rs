@@ -26,7 +26,7 @@ pub enum Operation {
         /// Value with which the region's owner is then notified, if any.
         notice: Option<u64>,
     },
-    /// A put without an answer: completes as [`Sent`](crate::Completion::Sent) once the bytes are
+    /// A put without an answer: completes as `Completion::Sent` once the bytes are
     /// no longer needed. They are in place before later operations of the edge arrive. If the put
     /// is refused, a failure follows with the context of the edge's latest put.
     PutUnanswered {

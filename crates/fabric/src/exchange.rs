@@ -400,7 +400,7 @@ impl Exchange {
             _ => return,
         };
         self.outstanding.on_completed();
-        match self.outstanding.pending.remove(&context) {
+        match self.outstanding.take(context) {
             Some(Pending::Fetch(fetch)) => self.on_fetch_part(context, fetch, result),
             Some(Pending::Rma(rma)) => self.on_rma_part(context, rma, result),
             None => {}

@@ -47,7 +47,6 @@
 //! Kinds: 0 refusal (here), 1 query, 2 reply, 3 announcement ([`registry`](crate::registry)). Other
 //! crates use kinds from 16 on.
 
-use crc_fast::{CrcAlgorithm, checksum};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U32, U64};
@@ -366,8 +365,7 @@ impl Raw<'_> {
 }
 
 fn crc(bytes: &[u8]) -> [u8; CRC_BYTES] {
-    let sum = checksum(CrcAlgorithm::Crc32Iscsi, bytes).to_le_bytes();
-    [sum[0], sum[1], sum[2], sum[3]]
+    dipole_link::crc32c::crc32c(bytes).to_le_bytes()
 }
 
 #[cfg(test)]

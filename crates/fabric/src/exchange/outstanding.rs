@@ -38,7 +38,7 @@ pub(super) struct Outstanding {
     /// Operations posted to edges that have not completed.
     posted: usize,
     pub(super) offered: FxHashMap<u64, Offered>,
-    pub(super) pending: FxHashMap<u64, Pending>,
+    pending: FxHashMap<u64, Pending>,
     /// Atomic operations that have not been answered.
     pub(super) updates: FxHashMap<u64, PendingUpdate>,
     /// Gets that their edges had no room for.
@@ -63,6 +63,33 @@ impl Outstanding {
 
     pub(super) fn on_completed(&mut self) {
         self.posted -= 1;
+    }
+
+    pub(super) fn insert_fetch(&mut self, number: u64, fetch: PendingFetch) {
+        self.pending.insert(number, Pending::Fetch(fetch));
+    }
+
+    pub(super) fn fetch_mut(&mut self, number: u64) -> Option<&mut PendingFetch> {
+        match self.pending.get_mut(&number) {
+            Some(Pending::Fetch(fetch)) => Some(fetch),
+            _ => None,
+        }
+    }
+
+    pub(super) fn take_fetch(&mut self, number: u64) -> Option<PendingFetch> {
+        match self.take(number)? {
+            Pending::Fetch(fetch) => Some(fetch),
+            Pending::Rma(_) => None,
+        }
+    }
+
+    pub(super) fn insert_rma(&mut self, number: u64, rma: PendingRma) {
+        self.pending.insert(number, Pending::Rma(rma));
+    }
+
+    /// Removes the operation that a completion belongs to.
+    pub(super) fn take(&mut self, number: u64) -> Option<Pending> {
+        self.pending.remove(&number)
     }
 
     /// Addresses, as numbers, of peers that have to act before an operation completes.

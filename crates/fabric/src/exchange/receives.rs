@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use dipole_node::{Address, Arriving, Message, Reader, RegionKey, SendError};
 
-use super::outstanding::Pending;
 use super::{Entry, Exchange, SendRequest, address, failure_of};
 use crate::abi::errno::{FI_ECANCELED, FI_EINVAL, FI_EIO, FI_ENOMSG, FI_ETRUNC};
 use crate::abi::fabric::{FI_MSG, FI_MULTI_RECV, FI_RECV, FI_REMOTE_CQ_DATA, FI_TAGGED};
@@ -515,8 +514,7 @@ impl Exchange {
             self.finish_fetch(fetch);
             return;
         }
-        let fetch = Pending::Fetch(fetch);
-        self.outstanding.pending.insert(number, fetch);
+        self.outstanding.insert_fetch(number, fetch);
         for (offset, into) in regions {
             let get = Get {
                 from,
@@ -544,8 +542,7 @@ impl Exchange {
             match posted {
                 Ok(true) => {
                     self.outstanding.add_posted(1);
-                    let fetch = self.outstanding.pending.get_mut(&number);
-                    if let Some(Pending::Fetch(fetch)) = fetch {
+                    if let Some(fetch) = self.outstanding.fetch_mut(number) {
                         fetch.memory.push(get.into);
                     }
                 }
@@ -554,8 +551,7 @@ impl Exchange {
                     return;
                 }
                 Err(failure) => {
-                    let fetch = self.outstanding.pending.remove(&number);
-                    if let Some(Pending::Fetch(fetch)) = fetch {
+                    if let Some(fetch) = self.outstanding.take_fetch(number) {
                         self.on_fetch_part(number, fetch, Err(failure));
                     }
                 }
@@ -574,10 +570,7 @@ impl Exchange {
         fetch.failure = fetch.failure.or(result.err());
         match fetch.gets_left {
             0 => self.finish_fetch(fetch),
-            _ => {
-                let fetch = Pending::Fetch(fetch);
-                self.outstanding.pending.insert(number, fetch);
-            }
+            _ => self.outstanding.insert_fetch(number, fetch),
         }
     }
 

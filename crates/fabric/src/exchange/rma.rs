@@ -2,7 +2,6 @@
 
 use dipole_node::{Bytes, Operation, RegionKey};
 
-use super::outstanding::Pending;
 use super::{Entry, Exchange, failure_of};
 use crate::abi::fabric::{FI_READ, FI_REMOTE_CQ_DATA, FI_REMOTE_WRITE, FI_RMA, FI_WRITE};
 use crate::ffi::Failure;
@@ -83,7 +82,7 @@ impl Exchange {
             notification: request.data.map(|data| (*to, data)),
             _memory: Vec::new(),
         };
-        self.outstanding.pending.insert(number, Pending::Rma(rma));
+        self.outstanding.insert_rma(number, rma);
         Ok(())
     }
 
@@ -124,7 +123,7 @@ impl Exchange {
             notification: None,
             _memory: memory,
         };
-        self.outstanding.pending.insert(number, Pending::Rma(rma));
+        self.outstanding.insert_rma(number, rma);
         Ok(())
     }
 
@@ -138,7 +137,7 @@ impl Exchange {
         rma.parts_left -= 1;
         rma.failure = rma.failure.or(result.err());
         if rma.parts_left > 0 {
-            self.outstanding.pending.insert(number, Pending::Rma(rma));
+            self.outstanding.insert_rma(number, rma);
             return;
         }
         if let (None, Some((to, data))) = (rma.failure, rma.notification) {

@@ -14,7 +14,7 @@ fn members_with_different_lists_get_an_error_and_do_not_hang() {
                 if rank == wrong {
                     list.addresses.push(Address::new(1, 999));
                 }
-                Group::join(&node, list, rank, PATIENCE).map(drop)
+                Group::join(node, list, rank, PATIENCE).map(drop)
             });
             for (rank, told) in told.into_iter().enumerate() {
                 let error = told.expect_err("they disagree");
@@ -112,7 +112,10 @@ fn a_missing_member_is_named() {
     assert!(matches!(error, GroupError::Members { .. }), "{error}");
     let twice = Members::first([port(0), port(1), port(0)]);
     let error = Group::join(&node, twice, 0, PATIENCE).expect_err("twice");
-    assert!(error.to_string().contains("1:100 twice"), "{error}");
+    assert!(
+        error.to_string().contains("1:100 is listed twice"),
+        "{error}"
+    );
     let _taken = Group::join(&node, members(1), 0, PATIENCE).expect("alone");
     let error = Group::join(&node, members(1), 0, PATIENCE).expect_err("taken");
     assert!(
@@ -177,7 +180,7 @@ fn joining_and_leaving_members_start_new_generations() {
                 group.reform(later, PATIENCE).expect("all come");
                 group
             } else {
-                Group::join(&node, later, 0, PATIENCE).expect("all come")
+                Group::join(node, later, 0, PATIENCE).expect("all come")
             };
             let mut ranks = [1 << (8 * group.rank())];
             (group.allreduce_numbers::<u64>(&mut ranks, Combine::Sum, PATIENCE)).expect("all come");

@@ -40,7 +40,7 @@ fn port(rank: u32) -> Address {
 }
 
 fn join(node: &Node, size: usize, rank: usize) -> Group {
-    (Group::join(&node, members(size), rank, PATIENCE))
+    (Group::join(node, members(size), rank, PATIENCE))
         .unwrap_or_else(|error| panic!("{rank}: {error}"))
 }
 
@@ -287,7 +287,7 @@ fn overlapping_groups_do_not_interfere() {
                 .map(|rank| Address::new(1, 500 + rank))
                 .collect();
             let mut inner = (1..4).contains(&rank).then(|| {
-                let inner = Group::join(&node, Members::first(addresses), 3 - rank, PATIENCE);
+                let inner = Group::join(node, Members::first(addresses), 3 - rank, PATIENCE);
                 inner.expect("all come")
             });
             for round in 0..100 {

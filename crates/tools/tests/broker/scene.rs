@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use dipole_bpf::grant::status::read_status;
 use dipole_bpf::grant::{Grant, GrantError, pin_port, request};
-use dipole_bpf::hook::{Attached, attached};
+use dipole_bpf::hook::{AttachedProgram, attached};
 use dipole_bpf::{Bpf, BpfOptions, FastPath, InterfaceId};
 use dipole_link::udp::UdpOptions;
 use dipole_link::{Class, Link, Udp};
@@ -286,7 +286,7 @@ impl Scene {
     }
 
     /// Programs attached to the first node's interface.
-    pub(crate) fn attached(&self) -> Vec<Attached> {
+    pub(crate) fn attached(&self) -> Vec<AttachedProgram> {
         let interface = self.interface();
         let found = self.testbed.inside(1, || attached(&interface));
         found.expect("the node").expect("root may ask")
