@@ -58,7 +58,7 @@ fn measure_side(job: &Job) -> io::Result<Outcome> {
         }
         Subject::BareUdpSpin | Subject::BareUdpBlock => drive(Udp::open(job, meet)?, job, job.role),
         Subject::BareUdpGso => drive(UdpGso::open(job, meet)?, job, job.role),
-        Subject::BareBpf | Subject::BareXdp => drive(Frames::open(job, meet)?, job, job.role),
+        Subject::BareBpf => drive(Frames::open(job, meet)?, job, job.role),
         Subject::BareTcpSpin | Subject::BareTcpBlock => drive(tcp::open(job, meet)?, job, job.role),
         Subject::BareUnixSpin | Subject::BareUnixBlock => {
             drive(unix::open(job, meet)?, job, job.role)

@@ -44,8 +44,6 @@ pub enum Subject {
     BareUdpGso,
     /// The ring of the bpf link and raw frames, without a protocol
     BareBpf,
-    /// An AF_XDP socket each way, without a protocol
-    BareXdp,
     /// A TCP socket without delay, non-blocking calls in a loop
     BareTcpSpin,
     /// The same with blocking calls
@@ -85,7 +83,6 @@ impl Subject {
                 format!("udp/{testbed}")
             }
             Subject::BareBpf => format!("bpf/{testbed}"),
-            Subject::BareXdp => format!("xdp/{testbed}"),
             Subject::BareTcpSpin | Subject::BareTcpBlock => format!("tcp/{testbed}"),
             Subject::BareUnixSpin | Subject::BareUnixBlock => "unix".to_owned(),
             Subject::BarePipeSpin | Subject::BarePipeBlock => "pipe".to_owned(),
@@ -135,7 +132,7 @@ impl Subject {
 
     /// True if each message is a raw frame that bypasses the kernel's sockets.
     pub fn is_frames(self) -> bool {
-        matches!(self, Subject::BareBpf | Subject::BareXdp)
+        matches!(self, Subject::BareBpf)
     }
 
     /// True if its calls wait in the kernel.

@@ -1,13 +1,13 @@
-//! What it costs to send one frame by each of the ways there are, over a veth pair whose
-//! other end delivers to a UDP socket within the sender's call.
+//! Measures the cost of sending one frame in each available way, over a veth pair whose other end
+//! delivers to a UDP socket within the sender's call.
 //!
 //! ```text
 //! cargo build --release -p dipole-bpf --example send_cost
 //! chrt -f 20 taskset -c 1 target/release/examples/send_cost [rounds]
 //! ```
 //!
-//! Every round tries all ways one after another, so that all see the same machine. Printed
-//! are nanoseconds per frame: the median over the rounds, and the least tenth in brackets.
+//! Every round tries all ways one after another, so that all see the same machine. Output is in
+//! nanoseconds per frame: the median over the rounds, and the 10th percentile in brackets.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -20,14 +20,13 @@ use dipole_bpf::InterfaceId;
 use dipole_bpf::headers::Template;
 use dipole_bpf::neighbours::{Neighbours, Route};
 use dipole_bpf::raw::{RawFrame, RawSender};
-use dipole_bpf::xsk::{Xsk, XskOptions};
 use dipole_link::udp::{Udp, UdpOptions};
 use dipole_link::{Class, Link, Outgoing};
 use dipole_testbed::Testbed;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 const ADDRESSES: [[u8; 4]; 2] = [[192, 0, 2, 1], [192, 0, 2, 2]];
-/// What the receiving socket surely holds.
+/// Fits into the receiving socket.
 const FRAMES: usize = 128;
 const SEGMENT_BYTES: usize = 1472;
 
@@ -45,13 +44,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Everything that sends, and what receives.
+/// All senders, and the receiver.
 struct Scene {
     route: Route,
     from: SocketAddr,
     bypass: RawSender,
     queued: RawSender,
-    xsk: Xsk,
     connected: UdpSocket,
     link: Udp,
     there: Udp,
@@ -68,16 +66,13 @@ fn run() -> Result<(), Box<dyn Error>> {
         for bytes in [64, 1400, 8900] {
             let payload = vec![0x5a; bytes];
             for (name, way) in ways() {
-                if bytes > 4000 && name.starts_with("AF_XDP") {
-                    continue;
-                }
                 let timed = scene.time(&payload, way);
                 let frame_ns = timed.map_err(|error| format!("{name}, {bytes} B: {error}"))?;
                 figures.entry((bytes, name)).or_default().push(frame_ns);
             }
         }
     }
-    println!("{rounds} rounds of {FRAMES} frames, ns per frame: median (least tenth)");
+    println!("{rounds} rounds of {FRAMES} frames, ns per frame: median (10th percentile)");
     for ((bytes, name), all) in &mut figures {
         println!("{bytes:>5} B  {name:<34} {}", summary(all));
     }
@@ -104,7 +99,7 @@ fn summary(all: &mut [u64]) -> String {
     format!("{median:>7} ({least})")
 }
 
-/// Two interfaces at the ends of one cable, without a bridge between.
+/// Connects two interfaces directly, without a bridge.
 fn scene(testbed: &Testbed) -> Result<Scene, Box<dyn Error>> {
     let other = &testbed.node(2).namespace;
     let make =
@@ -133,25 +128,20 @@ fn scene(testbed: &Testbed) -> Result<Scene, Box<dyn Error>> {
         let link = Udp::bind(own, &options).map_err(std::io::Error::other)?;
         Ok::<_, std::io::Error>((link, socket, InterfaceId { index, name }))
     })??;
-    // The first packet makes the kernel find the neighbour.
+    // The first packet makes the kernel resolve the neighbour.
     connected.send(b"?")?;
-    let (route, bypass, queued, xsk) = testbed.inside(1, || {
+    let (route, bypass, queued) = testbed.inside(1, || {
         let mut ways = Neighbours::open(&interface, own)?;
         let route = (0..1000).find_map(|_| {
             std::thread::sleep(Duration::from_millis(1));
             ways.forget();
             ways.route(0, peer).copied()
         });
-        let route = route.ok_or_else(|| std::io::Error::other("there is no way"))?;
-        let send_only = XskOptions {
-            receive: false,
-            ..XskOptions::default()
-        };
+        let route = route.ok_or_else(|| std::io::Error::other("no route"))?;
         Ok::<_, std::io::Error>((
             route,
             RawSender::open(&interface, true)?,
             RawSender::open(&interface, false)?,
-            Xsk::open(&interface, &send_only)?,
         ))
     })??;
     let from = link.local(Class::Small);
@@ -161,7 +151,6 @@ fn scene(testbed: &Testbed) -> Result<Scene, Box<dyn Error>> {
         from,
         bypass,
         queued,
-        xsk,
         connected,
         link,
         there,
@@ -182,8 +171,8 @@ fn ip(testbed: &Testbed, node: u32, words: &str) -> Result<(), Box<dyn Error>> {
 
 type Way = fn(&mut Scene, &[RawFrame<'_>]) -> std::io::Result<()>;
 
-/// Ways for frames that are sent one by one, or in batches where it says so.
-fn ways() -> [(&'static str, Way); 7] {
+/// Ways to send single frames.
+fn ways() -> [(&'static str, Way); 5] {
     [
         ("AF_PACKET, bypass", |scene, frames| {
             for one in frames {
@@ -212,22 +201,6 @@ fn ways() -> [(&'static str, Way); 7] {
             }
             Ok(())
         }),
-        ("AF_XDP, copied", |scene, frames| {
-            for one in frames {
-                let _full = scene.xsk.put(one);
-                scene.xsk.flush()?;
-            }
-            Ok(())
-        }),
-        ("AF_XDP, copied, 32 per call", |scene, frames| {
-            for some in frames.chunks(32) {
-                for one in some {
-                    let _full = scene.xsk.put(one);
-                }
-                scene.xsk.flush()?;
-            }
-            Ok(())
-        }),
         ("UDP socket, connected", |scene, frames| {
             for one in frames {
                 let _full = scene.connected.send(one.payload[0]);
@@ -244,7 +217,7 @@ fn ways() -> [(&'static str, Way); 7] {
     ]
 }
 
-/// Ways for a run of frames.
+/// Ways to send a run of frames.
 fn run_ways() -> [(&'static str, Way); 2] {
     [
         ("AF_PACKET, bypass, one by one", ways()[0].1),
@@ -306,7 +279,7 @@ impl Scene {
         Ok(u64::try_from(all_ns).unwrap_or(u64::MAX) / runs as u64)
     }
 
-    /// Takes what has arrived, which must be everything: a way that drops is fast.
+    /// Receives all frames and checks their number, since dropping frames would look fast.
     fn drain(&mut self, wanted: usize) -> std::io::Result<()> {
         let mut arrived = 0;
         for class in [Class::Small, Class::Bulk] {

@@ -1,4 +1,4 @@
-//! Why the fast path of an interface cannot be opened.
+//! Errors of opening the fast path of an interface.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use super::options::RING_BYTES;
 /// Why an interface has no fast path.
 #[derive(Debug, thiserror::Error)]
 pub enum BpfError {
-    /// The address is a loopback address: there is no interface to attach to.
+    /// A loopback address, which has no interface to attach to.
     #[error(
         "cannot open the bpf link on {ip}: loopback has no network interface to attach to; bind the \
          address of an interface"
@@ -19,7 +19,7 @@ pub enum BpfError {
         /// The address.
         ip: IpAddr,
     },
-    /// The interfaces cannot be listed, or none has the address.
+    /// The interfaces cannot be listed, or none of them has the address.
     #[error("cannot open the bpf link on {ip}: no interface found: {cause}; see `ip addr`")]
     NoInterface {
         /// The address.
@@ -53,9 +53,6 @@ pub enum BpfError {
         #[source]
         cause: io::Error,
     },
-    /// The AF_XDP socket cannot be opened.
-    #[error("cannot open the bpf link: {0}")]
-    Queue(#[source] io::Error),
     /// Raw frames cannot be sent.
     #[error(
         "cannot open the bpf link on {interface}: sending raw frames is refused: {cause}; it \

@@ -1,8 +1,7 @@
-//! The fast path of one interface: a ring (or AF_XDP socket) to receive small packets from, and
-//! raw frames to send them. Opened with this process's own capabilities, or granted by a broker.
+//! The fast path of one interface: a ring to receive small packets from, and raw frames
+//! to send them. Opened with this process's own capabilities, or granted by a broker.
 
-use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 
@@ -11,16 +10,15 @@ use dipole_link::{Class, Link};
 
 use super::error::BpfError;
 use super::grant::{Grant, GrantError, request};
-use super::hook::{Hook, Place, create_ring};
+use super::hook::{Hook, create_ring};
 use super::interface::{InterfaceId, interface_of};
 use super::neighbours::Neighbours;
-use super::options::{BpfOptions, RxMode, TxMode};
+use super::options::BpfOptions;
 use super::raw::RawSender;
 use super::rx_path::RxPath;
 use super::tx_path::TxPath;
-use super::xsk::{Xsk, XskHook, XskOptions};
 
-/// The fast path of one interface, to be given to [`Bpf::new`](super::Bpf::new).
+/// The fast path of one interface, for [`Bpf::new`](super::Bpf::new).
 #[derive(Debug)]
 pub struct FastPath {
     pub(super) rx: RxPath,
@@ -41,7 +39,7 @@ impl FastPath {
     }
 
     /// Requests a ring from the broker that listens at `broker`, and a socket for raw frames if
-    /// it grants one. Of the options only the ring's size counts.
+    /// it grants one. Only the ring size of the options is used.
     ///
     /// # Errors
     /// See [`BpfError`]; nothing stays granted.
@@ -61,10 +59,10 @@ impl FastPath {
         self.tx.is_some()
     }
 
-    /// Sends raw frames by a socket of this process, with its own capabilities.
+    /// Opens a socket for raw frames with this process's own capabilities.
     ///
     /// # Errors
-    /// See [`BpfError`]; nothing has changed then.
+    /// See [`BpfError`]; nothing has changed in that case.
     pub fn open_tx(&mut self, udp: &Udp, options: &BpfOptions) -> Result<(), BpfError> {
         let (interface, _) = interface_and_scope(udp)?;
         self.tx = Some(own_tx(&interface, udp.local(Class::Small).ip(), options)?);
@@ -81,7 +79,7 @@ fn interface_and_scope(udp: &Udp) -> Result<(InterfaceId, u32), BpfError> {
     interface_of(ip).map_err(|cause| BpfError::NoInterface { ip, cause })
 }
 
-/// A receive path that is fed by this process's own program.
+/// A receive path fed by this process's own program.
 fn own_rx(
     interface: &InterfaceId,
     udp: &Udp,
@@ -89,61 +87,30 @@ fn own_rx(
     scope_id: u32,
 ) -> Result<RxPath, BpfError> {
     let small = udp.local(Class::Small);
-    if options.receive == RxMode::AfXdp {
-        return af_xdp_rx(interface, small, scope_id).map_err(BpfError::Queue);
-    }
     let ring_failed = |cause| BpfError::Ring {
         interface: interface.name.clone(),
         bytes: options.ring_bytes,
         cause,
     };
     let ring = create_ring(options.ring_bytes).map_err(ring_failed)?;
-    let hook = match options.receive {
-        RxMode::XdpRing => Hook::attach(interface, Place::XdpGeneric),
-        RxMode::Ring | RxMode::AfXdp => Hook::attach_best(interface),
-    };
-    let hook = hook.map_err(BpfError::Hook)?;
+    let hook = Hook::attach(interface).map_err(BpfError::Hook)?;
     hook.add(small.ip(), small.port(), ring.as_fd())
         .map_err(BpfError::Hook)?;
     RxPath::own(ring, hook, scope_id).map_err(ring_failed)
 }
 
-/// An AF_XDP socket, with zero copy where the driver can.
-fn af_xdp_rx(interface: &InterfaceId, small: SocketAddr, scope_id: u32) -> io::Result<RxPath> {
-    let options = XskOptions {
-        zero_copy: true,
-        ..XskOptions::default()
-    };
-    let xsk = Xsk::open(interface, &options)?;
-    let hook = XskHook::attach(interface, &xsk, small)?;
-    Ok(RxPath::af_xdp(xsk, hook, scope_id))
-}
-
-/// Raw frames by a socket of this process.
+/// A send path through a socket of this process.
 fn own_tx(interface: &InterfaceId, ip: IpAddr, options: &BpfOptions) -> Result<TxPath, BpfError> {
     let raw = |cause| BpfError::Raw {
         interface: interface.name.clone(),
         cause,
     };
     let neighbours = Neighbours::open(interface, ip).map_err(raw)?;
-    let bulk_frames = options.raw_run_frames;
-    match options.send {
-        TxMode::AfPacket => {
-            let sender = RawSender::open(interface, true).map_err(raw)?;
-            Ok(TxPath::own(neighbours, sender, bulk_frames))
-        }
-        TxMode::AfXdp => {
-            let send_only = XskOptions {
-                receive: false,
-                ..XskOptions::default()
-            };
-            let xsk = Xsk::open(interface, &send_only).map_err(BpfError::Queue)?;
-            Ok(TxPath::af_xdp(neighbours, xsk, bulk_frames))
-        }
-    }
+    let sender = RawSender::open(interface, true).map_err(raw)?;
+    Ok(TxPath::own(neighbours, sender, options.raw_run_frames))
 }
 
-/// Raw frames by the socket that came with a grant, if one did.
+/// A send path through the socket that came with a grant, if there is one.
 pub(super) fn delegated_tx(grant: &mut Grant, udp: &Udp) -> Option<TxPath> {
     let sender = grant.take_sender()?;
     match Neighbours::open(grant.interface(), udp.local(Class::Small).ip()) {

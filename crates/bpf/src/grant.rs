@@ -58,11 +58,11 @@ pub enum GrantError {
     /// The broker refuses.
     #[error("the broker refuses a ring: {}", .0.text)]
     Refused(Refusal),
-    /// What listens there does not follow the protocol.
+    /// The listening process does not follow the protocol.
     #[error(
         "the process that listens at {path} is not a broker of this version; check DIPOLE_BROKER"
     )]
-    Nonsense {
+    Malformed {
         /// The path.
         path: PathBuf,
     },
@@ -80,7 +80,7 @@ pub enum GrantError {
     Socket(#[source] io::Error),
 }
 
-/// What [`Grant::check`] has found.
+/// Result of [`Grant::check`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrantEvent {
     /// No change.
@@ -136,7 +136,7 @@ pub fn request(
     };
     let (connection, reply) = exchange(path, request, &[small_socket])?;
     let accepted = accepted(path, reply)?;
-    let ring = accepted.ring.ok_or_else(|| nonsense(path))?;
+    let ring = accepted.ring.ok_or_else(|| malformed(path))?;
     Ok(Grant {
         path: path.to_owned(),
         socket,
@@ -162,8 +162,8 @@ pub fn preview(path: &Path, address: IpAddr, ring_bytes: u32) -> Result<Granted,
     Ok(accepted(path, reply)?.granted)
 }
 
-fn nonsense(path: &Path) -> GrantError {
-    GrantError::Nonsense {
+fn malformed(path: &Path) -> GrantError {
+    GrantError::Malformed {
         path: path.to_owned(),
     }
 }
@@ -227,11 +227,11 @@ struct Accepted {
 /// The broker's reply, if it is well-formed and grants a ring.
 fn accepted(path: &Path, received: Received) -> Result<Accepted, GrantError> {
     let Received::Message(bytes, files) = received else {
-        return Err(nonsense(path));
+        return Err(malformed(path));
     };
     let reply = match Reply::decode(&bytes) {
         Ok(reply) => reply,
-        Err(WireError::Nonsense | WireError::Version { .. }) => return Err(nonsense(path)),
+        Err(WireError::Malformed | WireError::Version { .. }) => return Err(malformed(path)),
     };
     match reply {
         Reply::Refused(refusal) => Err(GrantError::Refused(refusal)),

@@ -1,14 +1,14 @@
-//! Ethernet, IP and UDP headers, written in place before a payload.
+//! Ethernet, IP and UDP headers, written before a payload.
 //!
-//! A [`Template`] holds the headers of one route and the sums over the parts of them that never
-//! change; for a frame only the lengths, the IPv4 identification and the checksums are
-//! filled in. Nothing is allocated. No frame has a VLAN tag: a VLAN device adds it by itself.
+//! A [`Template`] holds the headers of one route and the sums over the constant parts; for each
+//! frame only lengths, IPv4 identification and checksums are filled in. Nothing is allocated.
+//! Frames have no VLAN tag: a VLAN device adds it itself.
 //! Sources: RFC 791, 768, 8200, 1071.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
-/// Longest headers: Ethernet, IPv6, UDP.
+/// Maximum length of all headers: Ethernet, IPv6, UDP.
 pub const MAX_HEADER_BYTES: usize = ETHERNET_BYTES + IPV6_BYTES + UDP_BYTES;
 
 const ETHERNET_BYTES: usize = 14;
@@ -20,7 +20,7 @@ const TYPE_IPV4: u16 = 0x0800;
 const TYPE_IPV6: u16 = 0x86dd;
 const PROTOCOL_UDP: u8 = 17;
 
-/// Bytes of IP and UDP headers before a payload to an address of this version.
+/// Length of the IP and UDP headers for an address of this version.
 #[must_use]
 pub const fn ip_udp_bytes(to: IpAddr) -> usize {
     match to {
@@ -29,12 +29,12 @@ pub const fn ip_udp_bytes(to: IpAddr) -> usize {
     }
 }
 
-/// What stands around the IP packet.
+/// Ethernet addresses of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ethernet {
     /// The next hop's hardware address.
     pub destination: [u8; 6],
-    /// The sending interface's.
+    /// The sending interface's hardware address.
     pub source: [u8; 6],
 }
 
@@ -42,7 +42,7 @@ pub struct Ethernet {
 #[derive(Clone, Debug)]
 pub struct Template {
     bytes: [u8; MAX_HEADER_BYTES],
-    /// Where the UDP header begins, where the payload begins.
+    /// Offsets of the UDP header and of the payload.
     udp: usize,
     end: usize,
     /// Sum over the IPv4 header without length and identification.
@@ -52,8 +52,8 @@ pub struct Template {
 }
 
 impl Template {
-    /// Headers from one socket address to another; `None` when they are of different IP
-    /// versions. `hops` is the time to live.
+    /// Headers from one socket address to another; `None` if they have different IP versions.
+    /// `hops` is the time to live.
     #[must_use]
     pub fn new(
         ethernet: &Ethernet,
@@ -72,8 +72,8 @@ impl Template {
         match (from.ip(), to.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
                 writer.put(&TYPE_IPV4.to_be_bytes());
-                // Version and header length, service; length and identification come later;
-                // "don't fragment"; the checksum comes later.
+                // Version and header length, type of service; length and identification are set
+                // later; "don't fragment"; the checksum is set later.
                 writer.put(&[0x45, 0, 0, 0, 0, 0, 0x40, 0, hops, PROTOCOL_UDP, 0, 0]);
                 writer.put(&from.octets());
                 writer.put(&to.octets());
@@ -102,18 +102,18 @@ impl Template {
         })
     }
 
-    /// Bytes of all headers.
+    /// Length of all headers.
     #[must_use]
     #[inline]
     pub fn bytes(&self) -> usize {
         self.end
     }
 
-    /// The finished headers before a payload: the first [`bytes`](Self::bytes) of what is
-    /// returned count. `identification` matters to IPv4 alone.
+    /// The finished headers for a payload, of which the first [`bytes`](Self::bytes) are used.
+    /// `identification` is used only for IPv4.
     ///
     /// # Panics
-    /// When the payload does not fit an IP packet (65,507 bytes).
+    /// If the payload does not fit into an IP packet (65,507 bytes).
     #[must_use]
     #[inline]
     pub fn finish(&self, identification: u16, payload: &[u8]) -> [u8; MAX_HEADER_BYTES] {
@@ -122,7 +122,7 @@ impl Template {
         let ip = ETHERNET_BYTES;
         let packet_bytes = u16::try_from(self.end - ip + payload.len());
         let packet_bytes = packet_bytes.expect("a payload that fits an IP packet");
-        // Below the length of the packet.
+        // Less than the length of the packet.
         let udp_length = u16::try_from(udp_bytes).unwrap_or(u16::MAX).to_be_bytes();
         if self.udp - ip == IPV4_BYTES {
             let (length, identification) =
@@ -135,10 +135,10 @@ impl Template {
             bytes[ip + 4..ip + 6].copy_from_slice(&udp_length);
         }
         bytes[self.udp + 4..self.udp + 6].copy_from_slice(&udp_length);
-        // The length counts twice: in the pseudo header and in the header.
+        // The length occurs twice: in the pseudo header and in the header.
         let sum = self.udp_sum + 2 * word(udp_length) + sum(payload);
         let checksum = match !fold(sum) {
-            // Zero would mean that there is none.
+            // Zero would mean that there is no checksum.
             0 => u16::MAX,
             checksum => checksum,
         };
@@ -159,17 +159,17 @@ impl Writer {
     }
 }
 
-/// Two bytes as they count in a sum.
+/// Two bytes as they enter a sum.
 #[inline]
 fn word(bytes: [u8; 2]) -> u64 {
     u64::from(u16::from_ne_bytes(bytes))
 }
 
-/// The sum of 16-bit words that RFC 1071 wants, not yet folded, in the machine's byte
-/// order (which does not matter as long as it is written back in the same).
+/// The sum of 16-bit words of RFC 1071, not yet folded, in native byte order (any order works, as
+/// long as the result is stored in the same order).
 ///
-/// Words of 32 bits are added to 64 bits: no carry is lost below 16 GiB, and the compiler
-/// makes vector instructions of the loop.
+/// Words of 32 bits are added to 64 bits: no carry is lost below 16 GiB, and the compiler can
+/// vectorise the loop.
 #[must_use]
 #[inline]
 pub fn sum(bytes: &[u8]) -> u64 {
@@ -191,7 +191,7 @@ pub fn sum(bytes: &[u8]) -> u64 {
     total + u64::from(u32::from_ne_bytes(last))
 }
 
-/// A sum in 16 bits, carries added back.
+/// Folds a sum to 16 bits, adding the carries.
 #[must_use]
 #[inline]
 pub fn fold(sum: u64) -> u16 {
@@ -209,8 +209,8 @@ pub fn fold(sum: u64) -> u16 {
     }
 }
 
-/// Who sent the UDP datagram in a frame, and where its payload lies; `None` for anything
-/// but a whole one, untagged, unfragmented and without IP options. No checksum is looked at.
+/// The sender of the UDP datagram in a frame, and the range of its payload. `None` unless the frame
+/// is complete, untagged, unfragmented and without IP options. Checksums are not verified.
 #[must_use]
 pub fn read_udp(frame: &[u8]) -> Option<(SocketAddr, Range<usize>)> {
     let half = |at: usize| {
@@ -268,7 +268,7 @@ mod tests {
         [&headers[..template.bytes()], payload].concat()
     }
 
-    /// Source and destination, of either version.
+    /// Source and destination of the same version.
     fn ends() -> impl Strategy<Value = [IpAddr; 2]> {
         let four = any::<[Ipv4Addr; 2]>().prop_map(|ends| ends.map(IpAddr::from));
         let six = any::<[Ipv6Addr; 2]>().prop_map(|ends| ends.map(IpAddr::from));
@@ -359,7 +359,7 @@ mod tests {
     fn a_checksum_of_zero_is_written_as_ones() {
         let from: SocketAddr = "10.0.0.1:7".parse().expect("an address");
         let template = Template::new(&MAC, from, from, 64).expect("one version");
-        // The two bytes that make the sum come out as all ones.
+        // Chosen so that the sum is all ones.
         let without = frame(&template, 0, &[0, 0]);
         let at = template.bytes() - 2;
         let missing = [without[at], without[at + 1]];

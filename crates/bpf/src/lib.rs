@@ -22,12 +22,9 @@ mod ring;
 mod rx_path;
 mod sys;
 mod tx_path;
-pub mod xsk;
 
 pub use error::BpfError;
 pub use fast_path::FastPath;
 pub use interface::{InterfaceId, has_capabilities, interface_of};
 pub use link::{Bpf, BpfStats};
-pub use options::{
-    BpfOptions, DEFAULT_RAW_RUN_FRAMES, DEFAULT_RING_BYTES, RING_BYTES, RxMode, TxMode,
-};
+pub use options::{BpfOptions, DEFAULT_RAW_RUN_FRAMES, DEFAULT_RING_BYTES, RING_BYTES};

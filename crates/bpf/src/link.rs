@@ -27,10 +27,10 @@ const BURST: usize = 32;
 /// Counters of a bpf link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BpfStats {
-    /// Small packets received from the ring or AF_XDP socket.
-    pub by_ring: u64,
+    /// Small packets received from the ring.
+    pub from_ring: u64,
     /// Small packets received through the UDP socket.
-    pub by_socket: u64,
+    pub from_socket: u64,
     /// Small packets sent as raw frames.
     pub raw: u64,
     /// Small packets sent one by one through the UDP socket.
@@ -46,8 +46,8 @@ impl std::ops::Add for BpfStats {
 
     fn add(self, other: BpfStats) -> BpfStats {
         BpfStats {
-            by_ring: self.by_ring + other.by_ring,
-            by_socket: self.by_socket + other.by_socket,
+            from_ring: self.from_ring + other.from_ring,
+            from_socket: self.from_socket + other.from_socket,
             raw: self.raw + other.raw,
             socket: self.socket + other.socket,
             joined: self.joined + other.joined,
@@ -63,7 +63,7 @@ pub struct Bpf {
     rx: Option<RxPath>,
     tx: Option<TxPath>,
     /// The packets of the last poll are in the fast path.
-    by_ring: bool,
+    from_ring: bool,
     /// Successive polls of the ring that found nothing.
     quiet: u32,
     /// Longest run of small frames that fits into a ring as one message.
@@ -82,7 +82,7 @@ impl Bpf {
             udp,
             rx: Some(fast_path.rx),
             tx: fast_path.tx,
-            by_ring: false,
+            from_ring: false,
             quiet: 0,
             stats: BpfStats::default(),
         }
@@ -103,19 +103,10 @@ impl Bpf {
     /// Closes the receive path: from now on packets arrive at the socket.
     pub fn close_rx(&mut self) {
         self.rx = None;
-        self.by_ring = false;
+        self.from_ring = false;
     }
 
-    /// Whether small packets are received by an AF_XDP socket, and whether they are sent by one.
-    #[must_use]
-    pub fn uses_af_xdp(&self) -> [bool; 2] {
-        [
-            self.rx.as_ref().is_some_and(RxPath::is_af_xdp),
-            self.tx.as_ref().is_some_and(TxPath::is_af_xdp),
-        ]
-    }
-
-    /// True if small packets are received by a ring or an AF_XDP socket.
+    /// True if small packets are received from a ring.
     #[must_use]
     pub fn has_rx(&self) -> bool {
         self.rx.is_some()
@@ -135,14 +126,14 @@ impl Bpf {
         match rx.poll() {
             Ok(0) => {}
             Ok(found) => {
-                self.by_ring = true;
+                self.from_ring = true;
                 // After a burst the ring may have been full: the rest is in the socket.
                 self.quiet = if found < BURST {
                     0
                 } else {
                     POLLS_PER_SOCKET_POLL
                 };
-                self.stats.by_ring += found as u64;
+                self.stats.from_ring += found as u64;
                 return Ok(found);
             }
             Err(cause) => {
@@ -153,7 +144,7 @@ impl Bpf {
                 self.close_rx();
             }
         }
-        self.by_ring = false;
+        self.from_ring = false;
         self.quiet = self.quiet.saturating_add(1);
         if self.quiet < POLLS_PER_SOCKET_POLL {
             return Ok(0);
@@ -161,7 +152,7 @@ impl Bpf {
         let found = self.udp.poll(now_ns, Class::Small)?;
         // Empty the socket's queue before the ring counts as idle again.
         self.quiet = if found == 0 { 0 } else { POLLS_PER_SOCKET_POLL };
-        self.stats.by_socket += found as u64;
+        self.stats.from_socket += found as u64;
         if found == 0 {
             self.check_grant(now_ns);
         }
@@ -263,7 +254,7 @@ impl Link for Bpf {
         match class {
             Class::Small => self.poll_small(now_ns),
             Class::Bulk => {
-                self.by_ring = false;
+                self.from_ring = false;
                 self.udp.poll(now_ns, Class::Bulk)
             }
         }
@@ -272,7 +263,7 @@ impl Link for Bpf {
     #[inline]
     fn frame(&self, index: usize) -> Incoming<'_> {
         match &self.rx {
-            Some(rx) if self.by_ring => {
+            Some(rx) if self.from_ring => {
                 let (from, bytes) = rx.packet(index);
                 Incoming {
                     class: Class::Small,
@@ -287,7 +278,7 @@ impl Link for Bpf {
     fn arm(&mut self) -> bool {
         // After a sleep the socket is polled first.
         self.quiet = POLLS_PER_SOCKET_POLL;
-        self.by_ring = false;
+        self.from_ring = false;
         self.rx.as_mut().is_none_or(RxPath::arm)
     }
 

@@ -106,7 +106,6 @@ impl Neighbours {
     /// Opens the route cache of an interface, for packets from one of its addresses.
     ///
     /// The interface does not exist, or no netlink socket can be opened.
-    /// When there is no such interface, or no socket to the kernel can be had.
     pub fn open(interface: &InterfaceId, own: IpAddr) -> io::Result<Neighbours> {
         let failed = |cause| interface.cannot("query the kernel about", &cause);
         // Subscribed before the first query, so no change is missed in between.

@@ -3,9 +3,8 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
 
-use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use dipole_link::netlink::{self, unreadable};
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage};
 use netlink_packet_route::neighbour::{
@@ -15,19 +14,10 @@ use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteType, RouteVia,
 };
 use netlink_packet_route::{AddressFamily as Family, RouteNetlinkMessage};
-use rustix::io::Errno;
-use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recvfrom, sendto,
-    socket_with,
-};
 
 /// Groups 1 (link), 3 (neighbour), 5 and 9 (addresses), 7 and 11 (routes), 8 and 19
 /// (rules), 32 (next hops): group n is bit n - 1.
 const GROUPS: u32 = 1 | 1 << 2 | 1 << 4 | 1 << 8 | 1 << 6 | 1 << 10 | 1 << 7 | 1 << 18 | 1 << 31;
-
-/// Larger than any datagram that the kernel sends.
-const BUFFER_BYTES: usize = 32 << 10;
 
 /// State of a network interface; the default is that of a missing one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -167,57 +157,19 @@ pub(super) fn own_address(message: &AddressMessage) -> Option<IpAddr> {
     address
 }
 
-/// Parses the messages of a datagram; stops at an error, since the next start is unknown.
-fn messages(
-    mut bytes: &[u8],
-) -> impl Iterator<Item = io::Result<NetlinkMessage<RouteNetlinkMessage>>> {
-    std::iter::from_fn(move || {
-        if bytes.is_empty() {
-            return None;
-        }
-        let parsed = NetlinkMessage::<RouteNetlinkMessage>::deserialize(bytes);
-        let length = parsed.as_ref().map_or(0, |message| message.header.length);
-        bytes = match usize::try_from(length) {
-            Ok(length) if length > 0 => bytes.get(length.next_multiple_of(4)..).unwrap_or(&[]),
-            _ => &[],
-        };
-        Some(parsed.map_err(|cause| unreadable(&cause.to_string())))
-    })
-}
-
-/// A netlink socket.
+/// A routing netlink socket.
 #[derive(Debug)]
-pub(super) struct Socket {
-    socket: OwnedFd,
-    buffer: Box<[u8]>,
-    sequence: u32,
-}
+pub(super) struct Socket(netlink::Socket);
 
 impl Socket {
     /// Opens a socket for queries.
     pub(super) fn for_queries() -> io::Result<Socket> {
-        Self::open(0)
+        netlink::Socket::open(None, 0).map(Socket)
     }
 
     /// Opens a socket for notifications of links, addresses, routes, rules and neighbours.
     pub(super) fn for_notifications() -> io::Result<Socket> {
-        Self::open(GROUPS)
-    }
-
-    fn open(groups: u32) -> io::Result<Socket> {
-        let socket = socket_with(
-            AddressFamily::NETLINK,
-            SocketType::RAW,
-            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-            // The routing family has number 0.
-            None,
-        )?;
-        bind(&socket, &SocketAddrNetlink::new(0, groups))?;
-        Ok(Socket {
-            socket,
-            buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
-            sequence: 0,
-        })
+        netlink::Socket::open(None, GROUPS).map(Socket)
     }
 
     /// Reads one datagram of notifications without waiting; `None` if there are no more now.
@@ -225,17 +177,7 @@ impl Socket {
     /// # Errors
     /// Some were lost (the socket's buffer was full) or cannot be parsed.
     pub(super) fn notifications(&mut self) -> io::Result<Option<Vec<RouteNetlinkMessage>>> {
-        let length = match self.receive() {
-            Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-            received => received?,
-        };
-        let mut changes = Vec::new();
-        for message in messages(&self.buffer[..length]) {
-            if let NetlinkPayload::InnerMessage(change) = message?.payload {
-                changes.push(change);
-            }
-        }
-        Ok(Some(changes))
+        self.0.notifications()
     }
 
     /// The current state of an interface.
@@ -288,55 +230,9 @@ impl Socket {
         neighbour.ok_or_else(|| unreadable("not about a neighbour"))
     }
 
-    /// Sends a query and reads the reply. The kernel replies before `sendto` returns, so this
-    /// never waits.
     fn query(&mut self, query: RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
-        self.sequence = self.sequence.wrapping_add(1);
-        let mut message = NetlinkMessage::from(query);
-        message.header.flags = NLM_F_REQUEST;
-        message.header.sequence_number = self.sequence;
-        message.finalize();
-        let mut bytes = vec![0; message.buffer_len()];
-        message.serialize(&mut bytes);
-        let kernel = SocketAddrNetlink::new(0, 0);
-        sendto(&self.socket, &bytes, SendFlags::empty(), &kernel)?;
-        loop {
-            let length = self.receive()?;
-            for answer in messages(&self.buffer[..length]) {
-                let answer = answer?;
-                // Skip what is left of an earlier query.
-                if answer.header.sequence_number != self.sequence {
-                    continue;
-                }
-                return match answer.payload {
-                    NetlinkPayload::InnerMessage(inner) => Ok(inner),
-                    NetlinkPayload::Error(error) => Err(error.to_io()),
-                    _ => Err(unreadable("it has no content")),
-                };
-            }
-        }
-    }
-
-    /// Reads a datagram from the kernel into the buffer; returns its length.
-    fn receive(&mut self) -> io::Result<usize> {
-        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
-        loop {
-            match recvfrom(&self.socket, &mut self.buffer[..], flags) {
-                Ok((kept, length, from)) => {
-                    let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
-                    // Other processes may send to this socket, too.
-                    if from.is_none_or(|from| from.pid() != 0) {
-                        continue;
-                    }
-                    return match length == kept {
-                        true => Ok(kept),
-                        false => Err(unreadable("it is too long")),
-                    };
-                }
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+        let reply = self.0.request(query, false)?;
+        reply.ok_or_else(|| unreadable("it has no content"))
     }
 }
 
@@ -347,14 +243,11 @@ fn family(ip: IpAddr) -> (Family, u8) {
     }
 }
 
-fn unreadable(why: &str) -> io::Error {
-    let text = format!("cannot read the kernel's answer about links, routes or neighbours: {why}");
-    io::Error::new(io::ErrorKind::InvalidData, text)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dipole_link::netlink::messages;
+    use netlink_packet_core::NetlinkMessage;
 
     #[test]
     fn the_loopback_interface_and_the_route_to_it_are_known() {
@@ -413,13 +306,32 @@ mod tests {
         };
         let one = serialized(RouteMessage::default());
         let mut bytes = [&one[..], &one].concat();
-        let count = |bytes: &[u8]| messages(bytes).filter(Result::is_ok).count();
-        assert_eq!((count(&bytes), messages(&bytes).count()), (2, 2));
+        let count = |bytes: &[u8]| {
+            messages::<RouteNetlinkMessage>(bytes)
+                .filter(Result::is_ok)
+                .count()
+        };
+        assert_eq!(
+            (
+                count(&bytes),
+                messages::<RouteNetlinkMessage>(&bytes).count()
+            ),
+            (2, 2)
+        );
         assert_eq!(count(&bytes[..bytes.len() - 1]), 1);
-        assert_eq!(messages(&bytes[..bytes.len() - 1]).count(), 2);
+        assert_eq!(
+            messages::<RouteNetlinkMessage>(&bytes[..bytes.len() - 1]).count(),
+            2
+        );
         for length in [0, u32::MAX] {
             bytes[..4].copy_from_slice(&length.to_ne_bytes());
-            assert_eq!((count(&bytes), messages(&bytes).count()), (0, 1));
+            assert_eq!(
+                (
+                    count(&bytes),
+                    messages::<RouteNetlinkMessage>(&bytes).count()
+                ),
+                (0, 1)
+            );
         }
     }
 }

@@ -34,7 +34,7 @@ pub enum Sent {
     /// It cannot be sent through this interface: the interface is down or gone, the frame is too
     /// long, or the addresses have different IP versions. The UDP socket may still reach the
     /// destination.
-    NotThisWay,
+    CannotSend,
 }
 
 /// A frame to send.
@@ -146,10 +146,10 @@ impl RawSender {
         payload: [&[u8]; 2],
     ) -> io::Result<Sent> {
         if payload[0].len() + payload[1].len() > route.longest_payload() {
-            return Ok(Sent::NotThisWay);
+            return Ok(Sent::CannotSend);
         }
         let Some((template, identification)) = self.templates.of(route, from, to) else {
-            return Ok(Sent::NotThisWay);
+            return Ok(Sent::CannotSend);
         };
         let end = write_frame(template, identification, payload, &mut self.buffer);
         loop {
@@ -158,7 +158,7 @@ impl RawSender {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return Ok(Sent::Full),
                 Err(Errno::MSGSIZE | Errno::NETDOWN | Errno::NXIO | Errno::NODEV) => {
-                    return Ok(Sent::NotThisWay);
+                    return Ok(Sent::CannotSend);
                 }
                 Err(error) => return Err(error.into()),
             }

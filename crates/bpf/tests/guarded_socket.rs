@@ -1,5 +1,5 @@
-//! What the holder of a guarded socket can do and what not, without any privilege: the
-//! facts that `docs/design/bpf.md` and the agent rest upon.
+//! What an unprivileged holder of a guarded socket can and cannot do: the facts that
+//! `docs/design/bpf.md` and the agent rely on.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -25,11 +25,11 @@ const EVERYTHING: u16 = 0x0003;
 fn without_privileges<T: Send>(function: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            // SAFETY: takes three numbers; the plain call changes this thread alone, which
-            // ends after the function.
+            // SAFETY: takes three numbers; the raw system call changes only this thread, which ends
+            // after the function.
             let result = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
-            assert_eq!(result, 0, "root can become nobody");
-            // That this is nobody indeed: they may not open such a socket.
+            assert_eq!(result, 0, "root can change the user");
+            // Check that the thread is unprivileged: it may not open such a socket.
             let other = rustix::net::socket(
                 rustix::net::AddressFamily::PACKET,
                 rustix::net::SocketType::RAW,
@@ -48,8 +48,8 @@ fn option<T>(
     option: libc::c_int,
     value: &T,
 ) -> io::Result<()> {
-    // SAFETY: pointer and length describe `value`, which the kernel reads; pointers in it
-    // lead to what the caller keeps.
+    // SAFETY: pointer and length describe `value`, which the kernel reads; the memory that pointers
+    // in it refer to is kept alive by the caller.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -66,7 +66,7 @@ fn option<T>(
 }
 
 fn interface_address(interface: &InterfaceId, ethernet_type: u16) -> libc::sockaddr_ll {
-    // SAFETY: plain integers, for which zero is valid.
+    // SAFETY: integers, for which zero is valid.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::c_ushort::try_from(libc::AF_PACKET).expect("a small number");
     address.sll_protocol = ethernet_type.to_be();
@@ -156,7 +156,7 @@ impl Scene {
 }
 
 #[test]
-fn it_sends_for_somebody_without_privileges() {
+fn an_unprivileged_process_can_send_through_it() {
     let Some(scene) = scene() else { return };
     let route = scene.route(0);
     let (_, from, there, to) = &scene.ends[0];
@@ -172,7 +172,7 @@ fn hears(socket: BorrowedFd<'_>) -> bool {
 }
 
 #[test]
-fn it_hears_nothing_whatever_its_holder_does() {
+fn it_receives_nothing_whatever_its_holder_does() {
     let Some(scene) = scene() else { return };
     let pass = libc::sock_filter {
         code: 0x06,
@@ -182,7 +182,7 @@ fn it_hears_nothing_whatever_its_holder_does() {
     };
     let open = OpenSocket::on(&scene);
     without_privileges(|| {
-        // Bound to everything on the interface, which nobody hinders.
+        // Bound to everything on the interface, which is permitted.
         bind(
             &scene.socket,
             &interface_address(&scene.interfaces[0], EVERYTHING),
@@ -226,7 +226,7 @@ fn it_hears_nothing_whatever_its_holder_does() {
             assert_eq!(error.raw_os_error(), Some(libc::EPERM), "option {number}");
         }
     });
-    // The same with a socket that has no filter hears this.
+    // A socket without a filter receives this.
     let (own, _, there, to) = &scene.ends[0];
     own.send_to(b"heard", to).expect("sent");
     assert_eq!(receive(there).1, b"heard");
@@ -264,22 +264,22 @@ impl OpenSocket {
 }
 
 #[test]
-fn its_holder_can_send_by_another_interface() {
+fn its_holder_can_send_through_another_interface() {
     let Some(scene) = scene() else { return };
     let (_, from, there, _) = &scene.ends[1];
     let frame = scene.frame(1, b"by address");
     let other = interface_address(&scene.interfaces[1], 0);
-    without_privileges(|| send_to(&scene.socket, &frame, &other)).expect("nobody hinders it");
+    without_privileges(|| send_to(&scene.socket, &frame, &other)).expect("it is permitted");
     assert_eq!(receive(there), (*from, b"by address".to_vec()));
     let frame = scene.frame(1, b"by binding");
-    without_privileges(|| bind(&scene.socket, &other)).expect("nobody hinders it");
+    without_privileges(|| bind(&scene.socket, &other)).expect("it is permitted");
     without_privileges(|| rustix::net::send(&scene.socket, &frame, SendFlags::empty()))
         .expect("sent");
     assert_eq!(receive(there), (*from, b"by binding".to_vec()));
 }
 
 #[test]
-fn its_holder_can_get_around_the_queueing_and_with_it_the_programs_at_the_egress() {
+fn its_holder_can_bypass_the_queueing_and_with_it_the_egress_programs() {
     let Some(scene) = scene() else { return };
     let (_, from, there, to) = &scene.ends[0];
     let frames = [&b"kept"[..], b"past"].map(|payload| scene.frame(0, payload));
@@ -291,7 +291,7 @@ fn its_holder_can_get_around_the_queueing_and_with_it_the_programs_at_the_egress
         .status();
     assert!(status.expect("tc runs").success());
     without_privileges(|| {
-        // The queue swallows it, as it would swallow everybody's.
+        // The queueing discipline drops it, as it would drop frames of any socket.
         let _swallowed = rustix::net::send(&scene.socket, &frames[0], SendFlags::empty());
         option(
             &scene.socket,
@@ -299,7 +299,7 @@ fn its_holder_can_get_around_the_queueing_and_with_it_the_programs_at_the_egress
             libc::PACKET_QDISC_BYPASS,
             &1_i32,
         )
-        .expect("nobody hinders it");
+        .expect("it is permitted");
         rustix::net::send(&scene.socket, &frames[1], SendFlags::empty()).expect("sent");
     });
     assert_eq!(receive(there), (*from, b"past".to_vec()));
@@ -311,7 +311,7 @@ fn its_holder_can_get_around_the_queueing_and_with_it_the_programs_at_the_egress
 }
 
 #[test]
-fn its_holder_can_make_the_interface_listen_to_everything() {
+fn its_holder_can_make_the_interface_promiscuous() {
     let Some(scene) = scene() else { return };
     let wish = libc::packet_mreq {
         mr_ifindex: i32::try_from(scene.interfaces[0].index).expect("small"),
@@ -327,5 +327,5 @@ fn its_holder_can_make_the_interface_listen_to_everything() {
             &wish,
         )
     });
-    done.expect("nobody hinders it");
+    done.expect("it is permitted");
 }

@@ -1,4 +1,4 @@
-//! A program at an interface that one process attached and another takes over.
+//! Programs that one process attached and another takes over.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -6,7 +6,7 @@ mod testbed;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use dipole_bpf::hook::{Allowed, Guard, Hook, Place, attached, create_ring};
+use dipole_bpf::hook::{AllowedSource, Guard, Hook, attached, create_ring};
 use dipole_testbed::Testbed;
 use testbed::{interface, make};
 
@@ -15,13 +15,13 @@ fn copies<const N: usize>(files: [BorrowedFd<'_>; N]) -> [OwnedFd; N] {
 }
 
 #[test]
-fn what_was_attached_is_taken_over_with_all_its_rings_and_goes_with_the_last_descriptor() {
+fn attached_programs_are_taken_over_with_all_rings_and_go_with_the_last_descriptor() {
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
     let interface = interface(&testbed, 1, "net0");
     let done = testbed.inside(1, || {
-        let hook = Hook::attach(&interface, Place::Tcx).expect("root may");
+        let hook = Hook::attach(&interface).expect("root may");
         let guard = Guard::attach(&interface).expect("root may");
         let ring = create_ring(1 << 16).expect("root may");
         let mut entered = Vec::new();
@@ -32,7 +32,7 @@ fn what_was_attached_is_taken_over_with_all_its_rings_and_goes_with_the_last_des
             }
         }
         entered.sort_unstable();
-        let allowed = Allowed {
+        let allowed = AllowedSource {
             mac: [2; 6],
             address: [10, 0, 0, 1].into(),
             ports: [1, 1],
@@ -42,19 +42,19 @@ fn what_was_attached_is_taken_over_with_all_its_rings_and_goes_with_the_last_des
         drop((hook, guard));
         assert_eq!(attached(&interface).expect("root may").len(), 2);
         let (hook, guard) = (
-            Hook::from_descriptors(&interface, Place::Tcx, kept.0).expect("the same"),
+            Hook::from_descriptors(&interface, kept.0).expect("the same"),
             Guard::from_descriptors(&interface, kept.1).expect("the same"),
         );
-        let mut found = hook.entered().expect("the kernel says");
+        let mut found = hook.entries().expect("the kernel lists them");
         found.sort_unstable();
         assert_eq!(found, entered);
         for (ip, port) in found {
             hook.remove(ip, port).expect("it is there");
         }
-        assert_eq!(hook.entered().expect("the kernel says"), []);
+        assert_eq!(hook.entries().expect("the kernel lists them"), []);
         let mut mixed = copies(hook.descriptors());
         mixed.reverse();
-        assert!(Hook::from_descriptors(&interface, Place::Tcx, mixed).is_err());
+        assert!(Hook::from_descriptors(&interface, mixed).is_err());
         drop((hook, guard));
         assert_eq!(attached(&interface).expect("root may"), []);
     });

@@ -1,4 +1,4 @@
-//! What a bpf link sends raw, and what it leaves behind.
+//! Which packets a bpf link sends as raw frames, and that it detaches its program.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -6,7 +6,7 @@ mod testbed;
 
 use std::net::IpAddr;
 
-use dipole_bpf::{Bpf, BpfOptions, FastPath, TxMode};
+use dipole_bpf::{Bpf, BpfOptions, FastPath};
 use dipole_link::udp::UdpOptions;
 use dipole_link::{Class, Link, Outgoing, Udp};
 use dipole_testbed::Testbed;
@@ -16,17 +16,16 @@ fn address(bed: &Testbed, node: u32) -> IpAddr {
     bed.node(node).addresses[0].into()
 }
 
-/// The kernel knows the other node from now on.
-fn meet(bed: &Testbed) {
+/// Makes the kernel resolve the other node.
+fn resolve(bed: &Testbed) {
     let (socket, _) = udp(bed, 1, address(bed, 1));
     Ways::open(bed, 1, &interface(bed, 1, "net0"), &socket).wait_for(address(bed, 2), |_| true);
 }
 
-/// A link on node 1 on which runs of up to so many bulk frames leave raw.
-fn link_with(bed: &Testbed, raw_run_frames: usize, send: TxMode) -> Bpf {
+/// A link on node 1 that sends runs of up to this many bulk frames as raw frames.
+fn link_with(bed: &Testbed, raw_run_frames: usize) -> Bpf {
     let options = BpfOptions {
         raw_run_frames,
-        send,
         ..BpfOptions::default()
     };
     let open = || {
@@ -34,23 +33,17 @@ fn link_with(bed: &Testbed, raw_run_frames: usize, send: TxMode) -> Bpf {
         let fast_path = FastPath::open(&udp, &options).expect("the bpf link");
         Bpf::new(udp, fast_path)
     };
-    let link = bed.inside(1, open).expect("the node");
-    assert_eq!(link.uses_af_xdp(), [false, send == TxMode::AfXdp]);
-    link
+    bed.inside(1, open).expect("the node")
 }
 
 #[test]
-fn runs_leave_as_raw_frames_up_to_the_given_length_and_from_the_bulk_port() {
+fn runs_are_sent_as_raw_frames_up_to_the_given_length_and_from_the_bulk_port() {
     let Some(bed) = make(Testbed::builder()) else {
         return;
     };
-    meet(&bed);
-    for (raw_frames, send) in [
-        (0, TxMode::AfPacket),
-        (1, TxMode::AfPacket),
-        (4, TxMode::AfXdp),
-    ] {
-        let mut link = link_with(&bed, raw_frames, send);
+    resolve(&bed);
+    for raw_frames in [0, 1, 4] {
+        let mut link = link_with(&bed, raw_frames);
         let (there, to) = udp(&bed, 2, address(&bed, 2));
         let (_other, elsewhere) = udp(&bed, 2, address(&bed, 2));
         let payload = vec![1; 1472];
@@ -63,7 +56,7 @@ fn runs_leave_as_raw_frames_up_to_the_given_length_and_from_the_bulk_port() {
         };
         let mut now_ns = 0;
         let mut raw = |batch: &[Outgoing<'_>]| {
-            // Later each time, so that a neighbour that was stale is asked for again.
+            // Later each time, so that a stale neighbour is looked up again.
             now_ns += 1_000_000;
             let before = link.stats().raw_bulk;
             assert_eq!(link.send(now_ns, batch).expect("works"), batch.len());
@@ -74,7 +67,7 @@ fn runs_leave_as_raw_frames_up_to_the_given_length_and_from_the_bulk_port() {
             }
             usize::try_from(link.stats().raw_bulk - before).expect("few")
         };
-        // The first may be one that reminds the kernel of the neighbour.
+        // The first may go through the socket to make the kernel confirm the neighbour.
         raw(&[frame(to)]);
         for run in [1, 2, 4, 5] {
             let wanted = if run <= raw_frames { run } else { 0 };
@@ -91,7 +84,7 @@ fn a_run_of_small_frames_goes_into_a_ring_as_one_record() {
     let Some(bed) = make(Testbed::builder()) else {
         return;
     };
-    meet(&bed);
+    resolve(&bed);
     let open = |node| {
         let options = UdpOptions {
             join_small: true,
@@ -127,7 +120,7 @@ fn a_run_of_small_frames_goes_into_a_ring_as_one_record() {
         }
         assert!(got == frames[..run].concat(), "{run} frames");
     }
-    assert_eq!(to.stats().by_socket, 0);
+    assert_eq!(to.stats().from_socket, 0);
 }
 
 #[test]
@@ -135,14 +128,14 @@ fn the_program_is_gone_at_once_when_the_link_is_dropped() {
     let Some(bed) = make(Testbed::builder()) else {
         return;
     };
-    meet(&bed);
+    resolve(&bed);
     let interface = interface(&bed, 1, "net0");
     let attached = || {
         let asked = bed.inside(1, || dipole_bpf::hook::attached(&interface));
         asked.expect("the node").expect("asked").len()
     };
     for _ in 0..20 {
-        let link = link_with(&bed, 1, TxMode::AfPacket);
+        let link = link_with(&bed, 1);
         assert_eq!(attached(), 1);
         drop(link);
         assert_eq!(attached(), 0);

@@ -1,5 +1,5 @@
-//! Ways between nodes with real interfaces: found as the kernel finds them, and followed when
-//! they change.
+//! Routes between nodes with real interfaces: found as the kernel finds them, and updated when they
+//! change.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -16,7 +16,7 @@ fn address(testbed: &Testbed, network: usize, node: u32) -> IpAddr {
     testbed.node(node).addresses[network].into()
 }
 
-/// The hardware address of an interface as `ip` writes it.
+/// The hardware address of an interface in the notation of `ip`.
 fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
@@ -27,7 +27,7 @@ fn ways(testbed: &Testbed, own: IpAddr) -> Ways {
 }
 
 #[test]
-fn a_neighbour_is_found_and_the_second_look_asks_nobody() {
+fn a_neighbour_is_found_and_the_second_lookup_is_cached() {
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
@@ -44,7 +44,7 @@ fn a_neighbour_is_found_and_the_second_look_asks_nobody() {
         assert_eq!((first.mtu, first.hops), (1500, 64));
         let now_ns = ways.now_ns;
         assert_eq!(ways.all.route(now_ns, peer), Some(&first));
-        // Asked for anew when it has got old: the serial number tells.
+        // Looked up again after it has expired: the serial number shows it.
         let later = ways.all.route(now_ns + FRESH_NS, peer).copied();
         let later = later.or_else(|| ways.all.route(now_ns + FRESH_NS, peer).copied());
         let later = later.expect("still there");
@@ -54,7 +54,7 @@ fn a_neighbour_is_found_and_the_second_look_asks_nobody() {
 }
 
 #[test]
-fn what_is_not_one_other_host_on_the_segment_has_no_way() {
+fn destinations_other_than_a_single_host_on_the_segment_have_no_route() {
     let Some(testbed) = make(Testbed::builder().networks(2)) else {
         return;
     };
@@ -72,7 +72,7 @@ fn what_is_not_one_other_host_on_the_segment_has_no_way() {
         address(&testbed, 1, 1),
         IpAddr::from([127, 0, 0, 1]),
         IpAddr::from([255, 255, 255, 255]),
-        // Of this segment, and nobody.
+        // An unused address of this segment.
         IpAddr::from([224, 0, 0, 1]),
         IpAddr::from([0, 0, 0, 0]),
         IpAddr::from([192, 0, 2, 7]),
@@ -121,14 +121,14 @@ fn behind_a_gateway_frames_go_to_the_gateway() {
         .expect("works");
     assert_eq!(sent, Sent::Taken);
     assert_eq!(receive(&there), (from, b"routed".to_vec()));
-    // Another way there, by no interface of ours.
+    // Another route there, through another interface.
     ip(&testbed, 1, "route replace blackhole 192.0.2.0/24");
     ways.wait_for_none(behind);
     assert!(ways.look(gateway).is_some());
 }
 
 #[test]
-fn the_mtu_is_the_least_of_interface_and_route() {
+fn the_mtu_is_the_minimum_of_interface_and_route() {
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
@@ -157,7 +157,7 @@ fn the_mtu_is_the_least_of_interface_and_route() {
 }
 
 #[test]
-fn when_a_neighbour_has_another_interface_frames_go_there_once_the_kernel_knows() {
+fn when_a_neighbour_changes_its_hardware_address_frames_follow_once_the_kernel_knows() {
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
@@ -165,7 +165,7 @@ fn when_a_neighbour_has_another_interface_frames_go_there_once_the_kernel_knows(
         ("ipv4", 0, address(&testbed, 0, 1), address(&testbed, 0, 2)),
         ("ipv6", 0, six(0, 1), six(0, 2)),
     ] {
-        // Sooner than after five seconds.
+        // Sooner than the default of five seconds.
         let folder = format!("net/{version}/neigh/net{network}");
         set(
             &testbed,
@@ -179,7 +179,7 @@ fn when_a_neighbour_has_another_interface_frames_go_there_once_the_kernel_knows(
         let (there, to) = udp(&testbed, 2, peer);
         let mut ways = Ways::open(&testbed, 1, &interface, &socket);
         let old = ways.wait_for(peer, |_| true);
-        // Without a word to anybody.
+        // Without any announcement.
         let mut new = old.mac;
         new[5] ^= 0x55;
         ip(
@@ -193,7 +193,7 @@ fn when_a_neighbour_has_another_interface_frames_go_there_once_the_kernel_knows(
             1,
             &format!("{stale} {} nud stale", mac_text(old.mac)),
         );
-        // One packet reminds the kernel; those after it still take the old way.
+        // One packet makes the kernel probe; later ones still use the old address.
         assert_eq!(ways.look(peer), None);
         assert_eq!(ways.look(peer).map(|route| route.mac), Some(old.mac));
         socket.send_to(b"?", (peer, 9)).expect("sent");
@@ -209,7 +209,7 @@ fn when_a_neighbour_has_another_interface_frames_go_there_once_the_kernel_knows(
 }
 
 #[test]
-fn a_neighbour_that_the_kernel_loses_is_forgotten() {
+fn a_neighbour_that_the_kernel_removes_is_forgotten() {
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
@@ -222,7 +222,7 @@ fn a_neighbour_that_the_kernel_loses_is_forgotten() {
 }
 
 #[test]
-fn an_interface_that_goes_down_or_away_and_an_address_that_goes_leave_no_way() {
+fn a_lost_interface_or_address_leaves_no_route() {
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
@@ -237,21 +237,21 @@ fn an_interface_that_goes_down_or_away_and_an_address_that_goes_leave_no_way() {
     ways.wait_for_none(peer);
     ip(&testbed, 1, &format!("address add {own}/24 dev net0"));
     ways.wait_for(peer, |_| true);
-    // A carrier that is lost: the other end of the cable.
+    // Loss of carrier: the other end of the cable goes down.
     ip(&testbed, 1, "link del net0");
     ways.wait_for_none(peer);
     assert!(!ways.all.interface_state().up);
 }
 
 #[test]
-fn news_that_overruns_the_socket_makes_everything_be_asked_anew() {
+fn an_overflow_of_notifications_causes_everything_to_be_queried_again() {
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
     let (own, peer) = (address(&testbed, 0, 1), address(&testbed, 0, 2));
     let mut ways = ways(&testbed, own);
     let before = ways.wait_for(peer, |_| true);
-    // More news comes than the socket holds, then the interface changes; none has been read.
+    // More notifications than the socket holds, then a change of the interface; none was read.
     let folder = testbed.folder().join("many");
     let lines: Vec<_> = (0..20_000)
         .map(|n: u32| {

@@ -1,4 +1,4 @@
-//! Raw frames between two nodes with real interfaces: what a UDP socket makes of them.
+//! Raw frames between two nodes with real interfaces, received through a UDP socket.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -12,7 +12,7 @@ use dipole_testbed::Testbed;
 use rustix::net::SendFlags;
 use testbed::{interface, make, receive, six, udp};
 
-/// A sender in node 1, a socket in node 2, and the way between them.
+/// A sender in node 1, a socket in node 2, and the route between them.
 struct Pair {
     testbed: Testbed,
     ways: testbed::Ways,
@@ -51,7 +51,7 @@ fn payload(length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn frames_of_every_length_arrive_at_a_socket_with_both_versions_and_ways_to_the_interface() {
+fn frames_of_every_length_arrive_with_both_ip_versions_with_and_without_queueing() {
     for (mtu, v6, bypass) in [
         (1500, false, true),
         (1500, false, false),
@@ -75,7 +75,7 @@ fn frames_of_every_length_arrive_at_a_socket_with_both_versions_and_ways_to_the_
         let sent = pair
             .sender
             .send(&route, pair.from, pair.to, [&payload(most + 1), &[]]);
-        assert_eq!(sent.expect("works"), Sent::NotThisWay);
+        assert_eq!(sent.expect("works"), Sent::CannotSend);
     }
 }
 
@@ -92,7 +92,7 @@ fn many_frames_leave_in_order() {
             match offer().expect("works") {
                 Sent::Taken => break,
                 Sent::Full => std::thread::yield_now(),
-                Sent::NotThisWay => panic!("{} bytes", payload.len()),
+                Sent::CannotSend => panic!("{} bytes", payload.len()),
             }
         }
     }
@@ -104,7 +104,7 @@ fn many_frames_leave_in_order() {
 }
 
 #[test]
-fn the_kernel_checks_what_we_have_summed() {
+fn the_kernel_verifies_our_checksum() {
     let Some(mut pair) = pair(1500, false, true) else {
         return;
     };
@@ -116,7 +116,7 @@ fn the_kernel_checks_what_we_have_summed() {
     let mut frame = [&headers[..template.bytes()], &bytes].concat();
     *frame.last_mut().expect("not empty") ^= 1;
     rustix::net::send(&pair.sender, &frame, SendFlags::empty()).expect("sent");
-    // The next one comes, so the wrong one was dropped: veth keeps the order.
+    // The next frame arrives, so the wrong one was dropped: veth keeps the order.
     let sent = pair
         .sender
         .send(&route, pair.from, pair.to, [b"right", &[]]);
@@ -125,7 +125,7 @@ fn the_kernel_checks_what_we_have_summed() {
 }
 
 #[test]
-fn an_interface_that_is_down_takes_nothing_and_later_takes_again() {
+fn an_interface_that_is_down_refuses_frames_until_it_is_up_again() {
     let Some(mut pair) = pair(1500, false, true) else {
         return;
     };
@@ -133,7 +133,7 @@ fn an_interface_that_is_down_takes_nothing_and_later_takes_again() {
     pair.testbed.set_interface(1, 0, false).expect("ip works");
     for _ in 0..2 {
         let sent = pair.sender.send(&route, pair.from, pair.to, [b"lost", &[]]);
-        assert_eq!(sent.expect("works"), Sent::NotThisWay);
+        assert_eq!(sent.expect("works"), Sent::CannotSend);
     }
     pair.testbed.set_interface(1, 0, true).expect("ip works");
     let route = pair.ways.wait_for(pair.to.ip(), |_| true);

@@ -1,5 +1,5 @@
-//! The grants of each process (rings in the interfaces' programs, and raw sockets), and the checks of
-//! new requests.
+//! The grants of each process (rings in the interfaces' programs, and raw sockets), and the checks
+//! of new requests.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use dipole_bpf::InterfaceId;
-use dipole_bpf::grant::ownership::{self, Caller, Namespace, NotOwned};
+use dipole_bpf::grant::ownership::{self, Caller, Namespace, OwnershipError};
 use dipole_bpf::grant::ring_info;
 use dipole_bpf::grant::status::{BrokerStatus, InterfaceStatus, UserStatus};
 use dipole_bpf::grant::wire::{Granted, Reason, Refusal, Request};
@@ -83,7 +83,7 @@ impl GrantTable {
         }
         Ok(GrantTable {
             rules,
-            here: Namespace::here()?,
+            here: Namespace::current()?,
             live,
             programs,
             grants: BTreeMap::new(),
@@ -112,10 +112,10 @@ impl GrantTable {
                     "received {} descriptors, expected one or two: a bound UDP socket, and a ring to reuse",
                     files.len()
                 );
-                return Err(refusal(Reason::Nonsense, text));
+                return Err(refusal(Reason::Malformed, text));
             }
         };
-        let at = ownership::owned(proof.as_fd(), self.here).map_err(unproven)?;
+        let at = ownership::check_ownership(proof.as_fd(), self.here).map_err(unproven)?;
         let all = addresses().map_err(kernel("listing the addresses of the interfaces"))?;
         let claim = self.authorize(caller, request, at, &all)?;
         let map = offered.map(|ring| is_ring(ring, request.ring_bytes));
@@ -174,7 +174,8 @@ impl GrantTable {
         Ok(reply)
     }
 
-    /// Adds a raw socket to a reply, if possible; returns its cookie. The ring is useful without it.
+    /// Adds a raw socket to a reply, if possible; returns its cookie. The ring is useful without
+    /// it.
     fn add_sender(
         &mut self,
         address: &Address,
@@ -362,7 +363,7 @@ impl GrantTable {
         };
         let ends = |grant: &Grant| {
             let there = |one: &Address| one.ip == grant.at.ip() && one.interface == grant.interface;
-            let proven = ownership::still_owned(grant.proof.as_fd()).ok() == Some(grant.at);
+            let proven = ownership::recheck_ownership(grant.proof.as_fd()).ok() == Some(grant.at);
             grant.at.port() != 0 && !(proven && all.iter().any(there))
         };
         let ended = self.grants.iter().filter(|(_, grant)| ends(grant));
@@ -438,7 +439,7 @@ pub(super) fn refusal(reason: Reason, text: impl Into<String>) -> Refusal {
     }
 }
 
-fn unproven(error: NotOwned) -> Refusal {
+fn unproven(error: OwnershipError) -> Refusal {
     let text = format!("the socket does not prove ownership of a port: {error}");
     refusal(Reason::Proof, text)
 }

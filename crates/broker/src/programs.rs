@@ -1,5 +1,5 @@
-//! BPF programs of interfaces with grants: attached with the first grant, detached with the last, and
-//! stored by the service manager while the broker restarts.
+//! BPF programs of interfaces with grants: attached with the first grant, detached with the last,
+//! and stored by the service manager while the broker restarts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -7,7 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use dipole_bpf::InterfaceId;
-use dipole_bpf::hook::{Allowed, Guard, Hook, Place};
+use dipole_bpf::hook::{AllowedSource, Guard, Hook};
 use dipole_bpf::raw::guarded_socket;
 use nix::net::if_::if_nametoindex;
 
@@ -149,9 +149,9 @@ impl Programs {
                 let Ok(files) = files.try_into() else {
                     return false;
                 };
-                let hook = Hook::from_descriptors(interface, Place::Tcx, files);
+                let hook = Hook::from_descriptors(interface, files);
                 hook.and_then(|hook| {
-                    let unclaimed = hook.entered()?.into_iter().collect();
+                    let unclaimed = hook.entries()?.into_iter().collect();
                     let until = now + GRACE;
                     self.hooks.push(Open {
                         hook,
@@ -189,8 +189,7 @@ impl Programs {
         let index = match known {
             Some(index) => index,
             None => {
-                let hook =
-                    Hook::attach(interface, Place::Tcx).map_err(|error| error.to_string())?;
+                let hook = Hook::attach(interface).map_err(|error| error.to_string())?;
                 keep_all(HOOK, interface, &hook.descriptors());
                 tracing::info!(event = "attached", interface = %interface.name, "program attached");
                 self.hooks.push(Open {
@@ -288,11 +287,12 @@ impl Programs {
         };
         let (socket, cookie) = guarded_socket(interface).map_err(|cause| cause.to_string())?;
         for (other, guard) in self.guards.iter().enumerate() {
-            // The holder can name another interface when sending, so all guards must know the socket.
+            // The holder can name another interface when sending, so all guards must know the
+            // socket.
             let done = match other == index {
                 true => guard.allow(
                     cookie,
-                    &Allowed {
+                    &AllowedSource {
                         mac,
                         address: at.ip(),
                         ports: [at.port(); 2],
@@ -340,7 +340,8 @@ impl Programs {
         }
     }
 
-    /// For an interface: where the program is attached, its counters, and the number of refused frames.
+    /// For an interface: where the program is attached, its counters, and the number of refused
+    /// frames.
     pub(super) fn counters(&self, interface: &str) -> (Option<String>, BTreeMap<String, u64>, u64) {
         let open = self
             .hooks
@@ -367,7 +368,7 @@ impl Programs {
             .find(|guard| guard.interface().name == interface);
         let refused = guard.and_then(|guard| guard.refused().ok());
         (
-            open.map(|open| open.hook.place().to_string()),
+            open.map(|_| "TCX".to_owned()),
             named.unwrap_or_default(),
             refused.unwrap_or(0),
         )

@@ -83,7 +83,7 @@ fn a_damaged_or_newer_profile_is_refused_with_its_name() {
     let program = bench.compile(&source("predict.c"), &["-std=c11"]);
     let folder = tempfile::tempdir().expect("a folder");
     for (text, expected) in [
-        ("{\"version\": 1, \"link\":", "no profile of a link"),
+        ("{\"version\": 1, \"link\":", "is not a link profile"),
         ("{\"version\": 99, \"link\": \"shm\"}", "has version 99"),
     ] {
         std::fs::write(folder.path().join("shm.json"), text).expect("a folder of our own");

@@ -130,9 +130,9 @@ pub unsafe extern "C" fn dp_stats(stats: *mut Stats) -> c_int {
             local_wakes: local.wakeups,
             pool_used_bytes: stats_now.pool_used_bytes,
             free_frames: stats_now.free_frames as u64,
-            bpf_received: bpf.by_ring,
+            bpf_received: bpf.from_ring,
             bpf_sent: bpf.raw + bpf.raw_bulk,
-            bpf_socket_received: bpf.by_socket,
+            bpf_socket_received: bpf.from_socket,
             bpf_socket_sent: bpf.socket + bpf.joined,
             ..Stats::EMPTY
         };

@@ -34,6 +34,6 @@ mod tests;
 pub use clock::{Clock, Reading, nanoseconds};
 pub use condition::{Polled, WaitCondition};
 pub use ready::{Ready, WaitKey};
-pub use schedule::{Driver, WaitError};
+pub use schedule::Driver;
 pub use stepper::{Stepper, Work};
-pub use timeout::Timeout;
+pub use timeout::{Timeout, WaitError};

@@ -17,7 +17,7 @@ use super::sync::{
 use super::waiters::{WaiterId, Waiters, wait_parked};
 use crate::clock::nanoseconds;
 use crate::ready::WaitKey;
-use crate::timeout::Timeout;
+use crate::timeout::{Timeout, WaitError};
 
 /// System calls per spin round to poll the small-packet socket.
 const SPIN_SYSCALLS: u32 = 8;
@@ -49,18 +49,6 @@ const NETWORK_POLLS_PER_STEP: u32 = 4;
 const MAX_STEPS_TO_ARM: u32 = 64;
 /// A wait this long logs its first warning.
 const FIRST_WARNING_NS: u64 = 2_000_000_000;
-
-/// Why a wait ended without a result.
-#[derive(Debug)]
-pub enum WaitError {
-    /// The time limit expired.
-    TimedOut {
-        /// How long it waited.
-        waited: Duration,
-    },
-    /// The link is broken.
-    Broken(io::Error),
-}
 
 /// State protected by the driver's lock.
 #[derive(Debug)]
@@ -106,6 +94,9 @@ pub struct Driver<S> {
     /// Other threads recently wanted this core: spin less and yield more.
     oversubscribed: AtomicBool,
 }
+
+/// The locked state after a wait, when that was, and the outcome.
+type Waited<'a, S, R> = (MutexGuard<'a, State<S>>, Instant, Result<R, WaitError>);
 
 impl<S: Stepper> Driver<S> {
     /// Creates a driver of `stepper`; waiting threads spin for `spin` before they sleep.
@@ -384,11 +375,7 @@ impl<S: Stepper> Driver<S> {
         wait: &Wait<'_, S>,
         waiter: &mut Option<WaiterId>,
         mut condition: W,
-    ) -> (
-        MutexGuard<'a, State<S>>,
-        Instant,
-        Result<W::Output, WaitError>,
-    ) {
+    ) -> Waited<'a, S, W::Output> {
         let (started_at, mut spinning_since) = (now, now);
         let (full_spin_ns, caller) = match wait.until {
             Timeout::Zero => (0, CallerKind::Otherwise),
@@ -397,10 +384,7 @@ impl<S: Stepper> Driver<S> {
         let mut warn_ns = FIRST_WARNING_NS;
         let mut rounds = 0_u32;
         loop {
-            let spin_ns = match self.oversubscribed.load(Ordering::Relaxed) {
-                true => full_spin_ns.min(OVERSUBSCRIBED_SPIN_NS),
-                false => full_spin_ns,
-            };
+            let spin_ns = self.limit_spin(full_spin_ns);
             let mut spinning = now.since(spinning_since) < spin_ns;
             let polled = match spinning {
                 true => self.spin_once(&mut state, &mut now, &mut condition, rounds),
@@ -460,6 +444,15 @@ impl<S: Stepper> Driver<S> {
                 }
             }
             now = self.clock.now();
+        }
+    }
+
+    /// Shortens spinning while other threads want the core.
+    #[inline]
+    fn limit_spin(&self, spin_ns: u64) -> u64 {
+        match self.oversubscribed.load(Ordering::Relaxed) {
+            true => spin_ns.min(OVERSUBSCRIBED_SPIN_NS),
+            false => spin_ns,
         }
     }
 

@@ -7,9 +7,10 @@ use std::time::Duration;
 use dipole_proto::Instant;
 
 use super::progress::{CallerKind, LONG_NAP, LONG_SLEEP_NS, NAP, STUCK_WORK_NS, ThreadActivity};
-use super::schedule::{Driver, State, WaitError, unlock};
+use super::schedule::{Driver, State, unlock};
 use super::stepper::Stepper;
 use super::sync::{Arc, MutexGuard, Sleeper, sleep};
+use crate::timeout::WaitError;
 
 impl<S: Stepper> Driver<S> {
     /// Body of a progress thread: steps until [`stop`](Self::stop). One of them steps at a time;

@@ -1,5 +1,6 @@
 //! Time limits of calls.
 
+use std::io;
 use std::time::Duration;
 
 /// Time limit of a call.
@@ -56,6 +57,18 @@ impl From<Duration> for Timeout {
             false => Timeout::After(duration),
         }
     }
+}
+
+/// Why a wait ended without a result.
+#[derive(Debug)]
+pub enum WaitError {
+    /// The time limit expired.
+    TimedOut {
+        /// How long it waited.
+        waited: Duration,
+    },
+    /// The link is broken.
+    Broken(io::Error),
 }
 
 #[cfg(test)]

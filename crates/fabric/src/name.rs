@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use crc_fast::{CrcAlgorithm, checksum};
+use dipole_link::crc32c::crc32c;
 use dipole_node::registry::Ports;
 use dipole_node::{Address, EndpointId, NodeId};
 use zerocopy::big_endian::{U16, U32, U64};
@@ -134,8 +134,7 @@ impl Name {
 
 /// The CRC32C of the bytes before the checksum.
 fn checksum_of(name: &[u8]) -> u32 {
-    let sum = checksum(CrcAlgorithm::Crc32Iscsi, &name[..COVERED_BYTES]);
-    u32::try_from(sum).expect("a 32-bit checksum")
+    crc32c(&name[..COVERED_BYTES])
 }
 
 impl fmt::Display for Name {

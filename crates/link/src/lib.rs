@@ -16,6 +16,7 @@ pub mod fault;
 pub mod fork;
 pub mod membarrier;
 mod multihomed;
+pub mod netlink;
 mod region;
 pub mod segment;
 pub mod shm;

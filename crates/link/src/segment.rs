@@ -31,8 +31,9 @@ fn memory(name: &str) -> io::Result<OwnedFd> {
 pub struct Segment {
     start: NonNull<u8>,
     length: usize,
-    /// The process that created it: children do not inherit mappings.
+    /// The process that created it: children inherit a mapping only on request.
     pid: u32,
+    is_inherited: bool,
     #[cfg(test)]
     on_heap: bool,
 }
@@ -73,7 +74,10 @@ impl Segment {
     }
 
     /// Zeroed memory of `length` bytes, and the descriptor through which others map it.
-    pub(crate) fn create(length: usize) -> io::Result<(Segment, OwnedFd)> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn create(length: usize) -> io::Result<(Segment, OwnedFd)> {
         let file = memory("dipole")?;
         rustix::fs::ftruncate(&file, length as u64)?;
         rustix::fs::fcntl_add_seals(&file, SHAPE | SealFlags::SEAL)?;
@@ -91,7 +95,10 @@ impl Segment {
     }
 
     /// Maps memory of another process; refused if it could shrink or has another length.
-    pub(crate) fn open(file: BorrowedFd<'_>, length: usize, writable: bool) -> io::Result<Segment> {
+    ///
+    /// # Errors
+    /// The memory is not acceptable, or the kernel refuses.
+    pub fn open(file: BorrowedFd<'_>, length: usize, writable: bool) -> io::Result<Segment> {
         let refused = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         let seals =
             rustix::fs::fcntl_get_seals(file).map_err(|_| refused("it is not sealed memory"))?;
@@ -115,6 +122,7 @@ impl Segment {
             start,
             length,
             pid: std::process::id(),
+            is_inherited: false,
             on_heap: true,
         }
     }
@@ -135,12 +143,24 @@ impl Segment {
             start: NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?,
             length,
             pid: std::process::id(),
+            is_inherited: false,
             #[cfg(test)]
             on_heap: false,
         };
         // SAFETY: exactly the mapping just made; children do not inherit it.
         unsafe { madvise(start.cast(), length, Advice::LinuxDontFork) }?;
         Ok(segment)
+    }
+
+    /// Lets children of this process inherit the mapping.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn share_with_children(&mut self) -> io::Result<()> {
+        // SAFETY: exactly our own mapping; only what a later fork copies changes.
+        unsafe { madvise(self.start.as_ptr().cast(), self.length, Advice::LinuxDoFork) }?;
+        self.is_inherited = true;
+        Ok(())
     }
 
     /// Length in bytes.
@@ -174,8 +194,8 @@ impl Drop for Segment {
             unsafe { std::alloc::dealloc(self.start.as_ptr(), Segment::heap_layout(self.length)) };
             return;
         }
-        // In a forked child the address range is unmapped, or reused by now.
-        if self.pid != std::process::id() {
+        // In a forked child the address range is unmapped, or reused by now, unless it is inherited.
+        if !self.is_inherited && self.pid != std::process::id() {
             return;
         }
         // SAFETY: the mapping was made with this length and is unmapped once; every holder of an
@@ -197,6 +217,42 @@ mod tests {
             let seals = rustix::fs::fcntl_get_seals(&file).expect("sealed");
             assert!(seals.contains(SHAPE | SealFlags::SEAL), "{seals:?}");
         }
+    }
+
+    #[test]
+    fn no_process_can_truncate_shared_memory() {
+        let (segment, file) = Segment::create(8192).expect("memory");
+        let peer = Segment::open(file.as_fd(), 8192, true).expect("sealed");
+        for length in [0, 4096, 8191, 16_384] {
+            let refused = rustix::fs::ftruncate(&file, length);
+            assert_eq!(refused, Err(Errno::PERM), "{length}");
+        }
+        // SAFETY: the last byte of each mapping, which no other thread accesses.
+        unsafe {
+            peer.at(8191, 1).write_volatile(7);
+            assert_eq!(segment.at(8191, 1).read_volatile(), 7);
+        }
+    }
+
+    #[test]
+    fn a_forked_child_inherits_memory_only_on_request() {
+        let (mut segment, _file) = Segment::create(4096).expect("memory");
+        segment.share_with_children().expect("our own mapping");
+        // SAFETY: the child makes only system calls, also in `drop`, and ends with `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: the child inherits the page, which no other thread of it accesses.
+            unsafe { segment.at(0, 1).write_volatile(7) };
+            drop(segment);
+            // SAFETY: ends the child at once without running any destructor.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = -1;
+        // SAFETY: waits for the child made above and writes its status.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!((waited, status), (child, 0));
+        // SAFETY: the mapping is ours, and the child has ended.
+        assert_eq!(unsafe { segment.at(0, 1).read_volatile() }, 7);
     }
 
     #[test]

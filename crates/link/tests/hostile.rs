@@ -202,24 +202,29 @@ fn be_hostile(path: &Path, random: &mut StdRng) {
     }
 }
 
+/// Runs one child of the next test: number 0 is honest, the others are hostile.
+fn run_child(path: &Path) {
+    let number: u64 = std::env::var(NUMBER)
+        .expect("set")
+        .parse()
+        .expect("a number");
+    if number > 0 {
+        be_hostile(path, &mut StdRng::seed_from_u64(seed() + number));
+        return;
+    }
+    let mut side = Side::greeting(b"honest");
+    let conn = side.connect(path);
+    for number in 0..HONEST_RECORDS {
+        side.push(conn, number, &pattern(number, (number % 700) as usize));
+    }
+    side.flush(conn);
+}
+
 #[test]
 fn peers_that_overwrite_shared_memory_harm_only_themselves() {
-    let name = "peers_that_scribble_over_shared_memory_harm_nobody_else";
+    let name = "peers_that_overwrite_shared_memory_harm_only_themselves";
     if let Some(path) = role() {
-        let number: u64 = std::env::var(NUMBER)
-            .expect("set")
-            .parse()
-            .expect("a number");
-        if number > 0 {
-            be_hostile(&path, &mut StdRng::seed_from_u64(seed() + number));
-            return;
-        }
-        let mut side = Side::greeting(b"honest");
-        let conn = side.connect(&path);
-        for number in 0..HONEST_RECORDS {
-            side.push(conn, number, &pattern(number, (number % 700) as usize));
-        }
-        side.flush(conn);
+        run_child(&path);
         return;
     }
     let mut random = StdRng::seed_from_u64(seed());
@@ -553,7 +558,7 @@ fn both_sides_refuse_another_user_that_file_modes_would_admit() {
     };
     std::fs::set_permissions(side.path(), Permissions::from_mode(0o666)).expect("own");
     as_nobody(
-        "where_modes_let_another_user_connect_both_sides_refuse",
+        "both_sides_refuse_another_user_that_file_modes_would_admit",
         &side,
     );
     side.poll_connections();

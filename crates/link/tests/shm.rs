@@ -63,7 +63,7 @@ fn none_of_many_wakeups_is_lost() {
         side.flush(conn);
         return;
     }
-    let mut child = other("none_of_many_wakes_is_lost", &side)
+    let mut child = other("none_of_many_wakeups_is_lost", &side)
         .spawn()
         .expect("another process");
     let conn = side.opened();
@@ -133,7 +133,7 @@ fn memory_is_pulled_only_from_a_living_peer() {
         drop(lent);
         return;
     }
-    let mut child = other("memory_is_pulled_from_a_living_peer_only", &side)
+    let mut child = other("memory_is_pulled_only_from_a_living_peer", &side)
         .spawn()
         .expect("another process");
     let conn = side.opened();

@@ -36,7 +36,7 @@ fn records_of_a_killed_process_are_read_before_its_end_and_nothing_is_leaked() {
         return;
     }
     let before = holdings();
-    let test = "what_a_killed_process_had_pushed_is_read_before_its_end_and_nothing_of_it_stays";
+    let test = "records_of_a_killed_process_are_read_before_its_end_and_nothing_is_leaked";
     let mut child = other(test, &side).spawn().expect("another process");
     let conn = side.opened();
     let mut lines = std::io::BufReader::new(child.stdout.take().expect("piped")).lines();

@@ -503,7 +503,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(bpf) = node.stats().bpf {
         println!(
             "of the small packets {} came by rings and {} by sockets, {} left raw and {} by sockets",
-            bpf.by_ring, bpf.by_socket, bpf.raw, bpf.socket
+            bpf.from_ring, bpf.from_socket, bpf.raw, bpf.socket
         );
     }
     drop((inbox, shared));

@@ -9,7 +9,7 @@ use dipole_link::fault::Plan;
 use dipole_link::udp::PortRange;
 
 use dipole_bpf::grant::DEFAULT_PATH;
-use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES, RxMode, TxMode};
+use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES};
 
 use crate::address::NodeId;
 use crate::environment;
@@ -50,10 +50,6 @@ pub mod variables {
     pub const BROKER: &str = "DIPOLE_BROKER";
     /// Bytes of each interface's receive ring, a power of two.
     pub const RING_BYTES: &str = "DIPOLE_RING_BYTES";
-    /// How the bpf link receives small packets: `ring`, `xdp-ring` or `af-xdp`.
-    pub const BPF_RX: &str = "DIPOLE_BPF_RX";
-    /// How the bpf link sends raw frames: `af-packet` or `af-xdp`.
-    pub const BPF_TX: &str = "DIPOLE_BPF_TX";
     /// Whether polling a socket also polls the network card: 0 or 1.
     pub const BUSY_POLL: &str = "DIPOLE_BUSY_POLL";
     /// Limit of unread bytes in this process, separately over the network and in shared memory.
@@ -123,10 +119,6 @@ pub struct Config {
     pub links: Links,
     /// Bytes of each interface's receive ring, if it has one; a power of two.
     pub ring_bytes: u32,
-    /// How the bpf link receives small packets.
-    pub receive: RxMode,
-    /// How the bpf link sends raw frames.
-    pub send: TxMode,
     /// Whether an empty poll of a UDP socket also polls the card's receive queue, so that spinning
     /// threads need not wait for an interrupt. `dipole doctor` reports where this helps.
     pub busy_poll: bool,
@@ -211,8 +203,6 @@ impl Config {
             key: None,
             links: Links::Auto,
             ring_bytes: DEFAULT_RING_BYTES,
-            receive: RxMode::default(),
-            send: TxMode::default(),
             busy_poll: false,
             broker: DEFAULT_PATH.into(),
             spin: SPIN,
@@ -389,12 +379,6 @@ impl Config {
         }
         if let Some(ms) = number_in(variables::PEER_TIMEOUT_MS, 300, 86_400_000)? {
             config.set_peer_timeout(ms);
-        }
-        if let Some(receive) = parsed(variables::BPF_RX, "ring, xdp-ring or af-xdp")? {
-            config.receive = receive;
-        }
-        if let Some(send) = parsed(variables::BPF_TX, "af-packet or af-xdp")? {
-            config.send = send;
         }
         if let Some(on) = number_in(variables::BUSY_POLL, 0, 1)? {
             config.busy_poll = on == 1;

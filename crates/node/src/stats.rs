@@ -114,16 +114,16 @@ fn memory_values(memory: ShmStats) -> [(&'static str, u64); 10] {
 /// Counters of the fast path.
 fn bpf_values(bpf: BpfStats) -> [(&'static str, u64); 6] {
     let BpfStats {
-        by_ring,
-        by_socket,
+        from_ring,
+        from_socket,
         raw,
         socket,
         joined,
         raw_bulk,
     } = bpf;
     [
-        ("bpf received by ring", by_ring),
-        ("bpf received by socket", by_socket),
+        ("bpf received from ring", from_ring),
+        ("bpf received from socket", from_socket),
         ("bpf sent as raw frames", raw),
         ("bpf sent by socket", socket),
         ("bpf sent in runs", joined),

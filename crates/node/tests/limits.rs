@@ -365,9 +365,6 @@ fn limits_come_from_the_environment_and_invalid_ones_are_reported() {
             "1500",
             "peer_timeout_ns: 1500000000",
         ),
-        ("DIPOLE_BPF_RX", "xdp-ring", "receive: XdpRing"),
-        ("DIPOLE_BPF_RX", "af-xdp", "receive: AfXdp"),
-        ("DIPOLE_BPF_TX", "af-xdp", "send: AfXdp"),
         ("DIPOLE_PORTS", "7412-7500", "first: 7412, last: 7500"),
         ("DIPOLE_BUSY_POLL", "1", "busy_poll: true"),
         ("DIPOLE_BUSY_POLL", "0", "busy_poll: false"),
@@ -383,7 +380,7 @@ fn limits_come_from_the_environment_and_invalid_ones_are_reported() {
     }
     // Values that would clear a terminal, are not valid text, or are as long as possible.
     let long = "7".repeat(100_000);
-    for name in ["DIPOLE_PORTS", "DIPOLE_LINK", "DIPOLE_BPF_RX", "DIPOLE_NID"] {
+    for name in ["DIPOLE_PORTS", "DIPOLE_LINK", "DIPOLE_NID"] {
         for wrong in [
             "\u{1b}[2J\u{7}",
             "7412-7500\n7-9",

@@ -1,80 +1,75 @@
-//! The memory that both ends of a connection share: words and two rings of bytes.
+//! The memory shared by both ends of a connection: words and two byte rings.
 //!
-//! Whoever maps it is of the same user and may write anything: every access is checked against
-//! the mapping's bounds, and bytes are copied, never borrowed.
+//! A process that maps it belongs to the same user and may write anything: every access is checked
+//! against the bounds, and bytes are copied, never borrowed. The memory is sealed, so no process can
+//! truncate it under another one.
 
 use std::io;
-use std::os::fd::BorrowedFd;
-use std::ptr::{self, NonNull};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use dipole_link::segment::Segment;
 
-/// Bytes of a ring: what one end may have written that the other has not read.
+/// Size of a ring: the bytes that one end may have written and the other has not read.
 pub const RING: usize = 1 << 20;
 const RINGS: usize = 8192;
-/// Bytes of the whole.
+/// Total size.
 pub const AREA: usize = RINGS + 2 * RING;
 
 /// A shared mapping of [`AREA`] bytes. Children inherit it, as they inherit the socket.
 #[derive(Debug)]
-pub struct Area {
-    start: NonNull<u8>,
-}
-
-// SAFETY: the mapping belongs to the process, and is reached by atomics and checked copies alone.
-unsafe impl Send for Area {}
-// SAFETY: as above.
-unsafe impl Sync for Area {}
+pub struct Area(Segment);
 
 impl Area {
-    /// Zeroed memory of this process and its children.
+    /// Creates zeroed memory; the peer maps it through the returned descriptor.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn anonymous() -> io::Result<Area> {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address the kernel chooses touches no memory of ours.
-        let start = unsafe { mmap_anonymous(ptr::null_mut(), AREA, access, MapFlags::SHARED) }?;
-        Area::own(start.cast())
+    pub fn create() -> io::Result<(Area, OwnedFd)> {
+        let (segment, file) = Segment::create(AREA)?;
+        Ok((Area::inherited(segment)?, file))
     }
 
-    /// Maps a file of [`AREA`] bytes at least.
+    /// Maps the memory of the peer.
     ///
     /// # Errors
-    /// The kernel's.
-    pub fn of_file(file: BorrowedFd<'_>) -> io::Result<Area> {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: as above.
-        let start = unsafe { mmap(ptr::null_mut(), AREA, access, MapFlags::SHARED, file, 0) }?;
-        Area::own(start.cast())
+    /// The memory is not sealed or has another size, or the kernel refuses.
+    pub fn open(file: BorrowedFd<'_>) -> io::Result<Area> {
+        Area::inherited(Segment::open(file, AREA, true)?)
     }
 
-    fn own(start: *mut u8) -> io::Result<Area> {
-        let start = NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Area { start })
+    fn inherited(mut segment: Segment) -> io::Result<Area> {
+        segment.share_with_children()?;
+        Ok(Area(segment))
     }
 
-    /// A word before the rings, by its offset in bytes.
+    /// The 64-bit word at an offset before the rings.
+    ///
+    /// # Panics
+    /// If it is not there, or not aligned.
     pub fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at.is_multiple_of(8) && at + 8 <= RINGS, "no word at {at}");
-        // SAFETY: inside the mapping, which lives as long as `self`, and aligned; all access to
-        // this part of it is atomic.
-        unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(at).cast()) }
+        // SAFETY: inside the mapping, which lives as long as `self`, and aligned; this part of it
+        // is accessed only atomically.
+        unsafe { AtomicU64::from_ptr(self.0.at(at, 8).as_ptr().cast()) }
     }
 
-    /// The same, of four bytes.
+    /// The 32-bit word at an offset before the rings.
+    ///
+    /// # Panics
+    /// If it is not there, or not aligned.
     pub fn half_word(&self, at: usize) -> &AtomicU32 {
         assert!(at.is_multiple_of(4) && at + 4 <= RINGS, "no word at {at}");
         // SAFETY: as above.
-        unsafe { AtomicU32::from_ptr(self.start.as_ptr().add(at).cast()) }
+        unsafe { AtomicU32::from_ptr(self.0.at(at, 4).as_ptr().cast()) }
     }
 
-    /// Copies bytes into ring `ring`, from position `at` of its stream, around its end.
+    /// Copies bytes into ring `ring` at position `at` of its stream, wrapping around.
     pub fn write(&self, ring: usize, at: u64, from: &[u8]) {
         let (place, first) = self.place(ring, at, from.len());
-        // SAFETY: `place` checked that both pieces lie inside the ring; the program's memory is
-        // not part of the mapping. A peer that reads meanwhile gets bytes of either kind.
+        // SAFETY: `place` has checked that both pieces are inside the ring; `from` is the program's
+        // memory, not part of the mapping. A peer that reads meanwhile gets old or new bytes.
         unsafe {
             ptr::copy_nonoverlapping(from.as_ptr(), place, first);
             let rest = from.len() - first;
@@ -82,7 +77,7 @@ impl Area {
         }
     }
 
-    /// Copies bytes out of a ring.
+    /// Copies bytes out of ring `ring` from position `at` of its stream, wrapping around.
     pub fn read(&self, ring: usize, at: u64, to: &mut [u8]) {
         let (place, first) = self.place(ring, at, to.len());
         // SAFETY: as in `write`.
@@ -95,23 +90,15 @@ impl Area {
 
     fn ring(&self, ring: usize) -> *mut u8 {
         assert!(ring < 2, "an area has two rings");
-        // SAFETY: inside the mapping.
-        unsafe { self.start.as_ptr().add(RINGS + ring * RING) }
+        self.0.at(RINGS + ring * RING, RING).as_ptr()
     }
 
-    /// Where a position lies, and how many of `length` bytes fit before the ring's end.
+    /// Address of a position, and how many of `length` bytes fit before the end of the ring.
     fn place(&self, ring: usize, at: u64, length: usize) -> (*mut u8, usize) {
-        assert!(length <= RING, "{length} bytes are more than a ring");
+        assert!(length <= RING, "{length} bytes exceed a ring");
         let offset = usize::try_from(at % RING as u64).unwrap_or(0);
-        // SAFETY: `offset` is less than the ring's length.
+        // SAFETY: `offset` is less than the ring's size.
         let place = unsafe { self.ring(ring).add(offset) };
         (place, length.min(RING - offset))
-    }
-}
-
-impl Drop for Area {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and nobody borrows from it any more.
-        let _ = unsafe { munmap(self.start.as_ptr().cast(), AREA) };
     }
 }

@@ -1,16 +1,20 @@
-//! Where the two ends of a connection find each other: a file for each, named by its addresses,
-//! in a directory that only their user can enter. `docs/design/sockets.md` §3.
+//! How the two ends of a connection find each other: by a symbolic link for each connection, named
+//! after its addresses, in a directory that only their user can enter. It leads to the creator's
+//! descriptor of the shared memory. `docs/design/sockets.md` §3.
 
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize};
 use std::sync::{Once, OnceLock};
 
-use rustix::fs::{AtFlags, Mode, OFlags, fstat, linkat, open, openat, unlinkat};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, fstat, open, openat, readlinkat, symlinkat, unlinkat,
+};
+use rustix::io::Errno;
 use rustix::net::{getpeername, getsockname, sockopt};
 
 use crate::area::{AREA, Area};
@@ -20,7 +24,64 @@ const MAGIC: u64 = u64::from_le_bytes(*b"dipsock1");
 const NONCE: usize = 8;
 const JOINED: usize = 16;
 const CONFIRMED: usize = 32;
-const MAKER: usize = 48;
+/// The connection's name, padded with zeros.
+const NAME: usize = 64;
+const NAME_BYTES: usize = 192;
+
+/// Preferred lower bound for the descriptors of offers, to leave low numbers to the program.
+const MIN_OFFER_DESCRIPTOR: i32 = 256;
+/// Maximum number of offers that are open at once: each takes one of the program's descriptors.
+const MAX_OFFERS: usize = 256;
+static OFFERS: AtomicUsize = AtomicUsize::new(0);
+
+/// The creator's descriptor of the memory, open until the peer has joined.
+#[derive(Debug)]
+struct Offer {
+    /// -1 once it is closed.
+    number: AtomicI32,
+    /// Device and inode of the memory: the program may close any number and use it again.
+    identity: (u64, u64),
+}
+
+impl Offer {
+    fn new(memory: OwnedFd) -> io::Result<Offer> {
+        let more = |open: usize| (open < MAX_OFFERS).then_some(open + 1);
+        if OFFERS.fetch_update(AcqRel, Relaxed, more).is_err() {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
+        let moved = rustix::io::fcntl_dupfd_cloexec(&memory, MIN_OFFER_DESCRIPTOR);
+        let memory = moved.unwrap_or(memory);
+        let found = fstat(&memory);
+        let identity = found.map_or((0, 0), |found| (found.st_dev, found.st_ino));
+        Ok(Offer {
+            number: AtomicI32::new(memory.into_raw_fd()),
+            identity,
+        })
+    }
+
+    fn close(&self) {
+        let number = self.number.swap(-1, AcqRel);
+        if number < 0 {
+            return;
+        }
+        OFFERS.fetch_sub(1, AcqRel);
+        // SAFETY: borrowed for one call. The program may have closed the number and used it again:
+        // `fstat` tells, and a file that is not ours is left alone.
+        let memory = unsafe { BorrowedFd::borrow_raw(number) };
+        let is_ours =
+            fstat(memory).is_ok_and(|found| (found.st_dev, found.st_ino) == self.identity);
+        if is_ours {
+            // SAFETY: our own descriptor, closed once, since `number` was swapped out.
+            unsafe { rustix::io::close(number) };
+        }
+    }
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
 
 /// This end's part of the shared state.
 #[derive(Debug)]
@@ -30,7 +91,8 @@ pub(crate) struct Agreement {
     pub(crate) index: usize,
     /// Cookie of the socket that the agreement belongs to.
     pub(crate) cookie: u64,
-    made: bool,
+    /// Present in the end that created the memory.
+    offer: Option<Offer>,
     name: String,
 }
 
@@ -39,20 +101,21 @@ impl Agreement {
     /// while the creator's socket, which the caller knows to be open, was open.
     pub(crate) fn is_mutual(&self) -> bool {
         let other = 1 - self.index;
-        if !self.made {
+        let Some(offer) = &self.offer else {
             return self.area.word(CONFIRMED + 8 * other).load(Acquire) != 0;
-        }
+        };
         let joined = self.area.word(JOINED + 8 * other).load(Acquire) != 0;
         let confirmed = self.area.word(CONFIRMED + 8 * self.index);
         if joined && confirmed.load(Relaxed) == 0 {
             confirmed.store(1, Release);
-            self.remove_file();
+            offer.close();
+            self.remove_link();
         }
         joined
     }
 
-    /// Removes the file after the peer has found it.
-    fn remove_file(&self) {
+    /// Removes the link.
+    fn remove_link(&self) {
         if let Ok(folder) = folder() {
             let _ = unlinkat(&folder, self.name.as_str(), AtFlags::empty());
         }
@@ -63,13 +126,13 @@ impl Drop for Agreement {
     fn drop(&mut self) {
         // Otherwise a later connection between the same addresses would find it.
         let confirmed = self.area.word(CONFIRMED + 8 * self.index).load(Relaxed);
-        if self.made && confirmed == 0 {
-            self.remove_file();
+        if self.offer.is_some() && confirmed == 0 {
+            self.remove_link();
         }
     }
 }
 
-/// The file name for a connection, and which end this is.
+/// The name of a connection, and which end this is.
 fn name(fd: BorrowedFd<'_>) -> Option<(String, usize)> {
     let plain = |address: SocketAddr| match address.ip() {
         IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some() => {
@@ -129,49 +192,63 @@ fn folder() -> io::Result<OwnedFd> {
     Ok(folder)
 }
 
-/// Removes files of processes that were killed.
+/// Removes links of processes that were killed.
 fn sweep(folder: BorrowedFd<'_>) {
     let Ok(entries) = rustix::fs::Dir::read_from(folder) else {
         return;
     };
     for entry in entries.flatten() {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let Ok(file) = openat(folder, entry.file_name(), flags, Mode::empty()) else {
-            continue;
-        };
-        let mut maker = [0; 8];
-        let read = rustix::io::pread(&file, &mut maker, MAKER as u64) == Ok(8);
-        let pid = i32::try_from(u64::from_ne_bytes(maker)).ok();
-        let pid = pid.and_then(rustix::process::Pid::from_raw);
-        let dead = |pid| rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH);
-        if read && pid.is_some_and(dead) {
+        let dead = |pid| rustix::process::test_kill_process(pid) == Err(Errno::SRCH);
+        if creator(folder, entry.file_name()).is_some_and(dead) {
             let _ = unlinkat(folder, entry.file_name(), AtFlags::empty());
         }
     }
 }
 
-/// Joins the file of the peer, or, with `make`, creates one for it.
+/// The process to whose descriptor a link leads.
+fn creator(folder: BorrowedFd<'_>, name: &std::ffi::CStr) -> Option<rustix::process::Pid> {
+    let target = readlinkat(folder, name, Vec::new()).ok()?;
+    let rest = target.to_str().ok()?.strip_prefix("/proc/")?;
+    let (pid, _) = rest.split_once("/fd/")?;
+    rustix::process::Pid::from_raw(pid.parse().ok()?)
+}
+
+/// A connection's name as it is stored in the memory.
+fn name_words(name: &str) -> Option<[u64; NAME_BYTES / 8]> {
+    let mut bytes = [0; NAME_BYTES];
+    bytes
+        .get_mut(..name.len())?
+        .copy_from_slice(name.as_bytes());
+    let (words, _) = bytes.as_chunks::<8>();
+    Some(std::array::from_fn(|at| u64::from_ne_bytes(words[at])))
+}
+
+/// Joins the memory of the peer, or, with `make`, creates it.
 pub(crate) fn join_or_create(fd: BorrowedFd<'_>, make: bool) -> Option<Agreement> {
     let (name, index) = name(fd)?;
     let cookie = sockopt::socket_cookie(fd).ok()?;
     let folder = folder().ok()?;
-    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let Ok(file) = openat(&folder, name.as_str(), flags, Mode::empty()) else {
-        return make.then(|| create(&folder, name, index, cookie).ok())?;
+    let area = match open_link(folder.as_fd(), &name) {
+        Ok(area) => area,
+        Err(Errno::NOENT) if make => {
+            // A link without a file is left from a creator that has ended.
+            let _ = unlinkat(&folder, name.as_str(), AtFlags::empty());
+            return create(folder.as_fd(), name, index, cookie).ok();
+        }
+        Err(_) => return None,
     };
-    let found = fstat(&file).ok()?;
-    let own = found.st_uid == rustix::process::geteuid().as_raw();
-    if !own || u64::try_from(found.st_size).ok()? < AREA as u64 {
-        return None;
-    }
-    let area = Area::of_file(file.as_fd()).ok()?;
-    let free = |end: usize| area.word(JOINED + 8 * end).load(Acquire) == 0;
-    if area.word(0).load(Acquire) != MAGIC || free(1 - index) {
+    let is_free = |end: usize| area.word(JOINED + 8 * end).load(Acquire) == 0;
+    let words = name_words(&name)?;
+    let is_same = |(at, word): (usize, &u64)| area.word(NAME + 8 * at).load(Relaxed) == *word;
+    if area.word(0).load(Acquire) != MAGIC
+        || is_free(1 - index)
+        || !words.iter().enumerate().all(is_same)
+    {
         return None;
     }
     let own = area.word(JOINED + 8 * index);
     if own.compare_exchange(0, cookie, AcqRel, Relaxed).is_err() {
-        // The file belongs to an earlier connection between the same addresses.
+        // The memory belongs to an earlier connection between the same addresses.
         let _ = unlinkat(&folder, name.as_str(), AtFlags::empty());
         return None;
     }
@@ -179,38 +256,70 @@ pub(crate) fn join_or_create(fd: BorrowedFd<'_>, make: bool) -> Option<Agreement
         area,
         index,
         cookie,
-        made: false,
+        offer: None,
         name,
     })
 }
 
-/// Creates the file and initialises it before linking it under its name.
-fn create(folder: &OwnedFd, name: String, index: usize, cookie: u64) -> io::Result<Agreement> {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
+/// Maps the memory to which a link leads. The number may be another file of the creator by now, so
+/// the file is checked before it is really opened.
+fn open_link(folder: BorrowedFd<'_>, name: &str) -> Result<Area, Errno> {
+    let file = openat(folder, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let found = fstat(&file)?;
+    let is_own = found.st_uid == rustix::process::geteuid().as_raw();
+    let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+    if !is_own || !is_file || u64::try_from(found.st_size) != Ok(AREA as u64) {
+        return Err(Errno::INVAL);
+    }
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let file = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    Area::open(file.as_fd()).map_err(|_| Errno::INVAL)
+}
+
+/// Creates and initialises the memory, and the link that leads to it.
+fn create(
+    folder: BorrowedFd<'_>,
+    name: String,
+    index: usize,
+    cookie: u64,
+) -> io::Result<Agreement> {
+    let words = name_words(&name).ok_or(io::ErrorKind::InvalidFilename)?;
+    let (area, memory) = Area::create()?;
+    let mut nonce = [0; 8];
+    rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())?;
+    area.word(NONCE).store(u64::from_ne_bytes(nonce), Relaxed);
+    for (at, word) in words.iter().enumerate() {
+        area.word(NAME + 8 * at).store(*word, Relaxed);
+    }
+    area.word(JOINED + 8 * index).store(cookie, Relaxed);
+    area.word(0).store(MAGIC, Release);
+    let offer = Offer::new(memory)?;
     let pid = rustix::process::getpid().as_raw_pid();
-    let draft = format!("{pid}-{}", COUNT.fetch_add(1, Ordering::Relaxed));
-    let draft = CString::new(draft)?;
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let file = openat(folder, &draft, flags, Mode::RUSR | Mode::WUSR)?;
-    let made = (|| {
-        rustix::fs::ftruncate(&file, AREA as u64)?;
-        let area = Area::of_file(file.as_fd())?;
-        let mut nonce = [0; 8];
-        rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())?;
-        area.word(NONCE).store(u64::from_ne_bytes(nonce), Relaxed);
-        area.word(MAKER)
-            .store(u64::try_from(pid).unwrap_or(0), Relaxed);
-        area.word(JOINED + 8 * index).store(cookie, Relaxed);
-        area.word(0).store(MAGIC, Release);
-        linkat(folder, &draft, folder, name.as_str(), AtFlags::empty())?;
-        Ok(area)
-    })();
-    let _ = unlinkat(folder, &draft, AtFlags::empty());
-    made.map(|area| Agreement {
+    let target = format!("/proc/{pid}/fd/{}", offer.number.load(Relaxed));
+    symlinkat(target, folder, name.as_str())?;
+    Ok(Agreement {
         area,
         index,
         cookie,
-        made: true,
+        offer: Some(offer),
         name,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_offer_closes_its_descriptor_but_no_other_file_of_that_number() {
+        let (_area, memory) = Area::create().expect("memory");
+        let offer = Offer::new(memory).expect("few are open");
+        let number = offer.number.load(Relaxed);
+        let other = std::fs::File::open("/dev/null").expect("a file");
+        // SAFETY: the number of the offer, which only this test uses, becomes another file's.
+        let mut reused = unsafe { std::os::fd::FromRawFd::from_raw_fd(number) };
+        rustix::io::dup3(&other, &mut reused, rustix::io::DupFlags::CLOEXEC).expect("a descriptor");
+        drop(offer);
+        let _still_open = fstat(&reused).expect("left alone");
+    }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use dipole_sockets::area::{Area, RING};
+use dipole_sockets::area::{AREA, Area, RING};
 use dipole_sockets::mux::{Direction, MARKER, MIN_SHM_BYTES, Stream};
 use proptest::prelude::*;
 use rustix::io::Errno;
@@ -108,7 +108,7 @@ struct Model {
 
 impl Model {
     fn new(index: usize) -> Model {
-        let area = Area::anonymous().expect("memory");
+        let area = Area::create().expect("memory").0;
         let nonce = u64::from_le_bytes(*b"\x01\x02\x03\x04\x05\x06\x07\x08");
         area.word(8)
             .store(nonce, std::sync::atomic::Ordering::Relaxed);
@@ -238,7 +238,7 @@ proptest! {
 fn large_writes_use_shared_memory_only_while_the_reader_has_the_direction_open() {
     let mut way = Model::new(0);
     way.step(&Step::Write(MIN_SHM_BYTES));
-    assert_eq!(way.by_ring, 0, "nobody reads records yet");
+    assert_eq!(way.by_ring, 0, "the reader is not open yet");
     way.step(&Step::Read(MIN_SHM_BYTES));
     way.step(&Step::Open);
     way.step(&Step::Write(MIN_SHM_BYTES - 1));
@@ -266,7 +266,7 @@ fn foreign_bytes_in_place_of_a_marker_are_an_error_and_not_data() {
 
 #[test]
 fn the_lock_of_a_reader_that_died_is_taken_over() {
-    let area = Area::anonymous().expect("memory");
+    let area = Area::create().expect("memory").0;
     let direction = Direction::new(&area, 0);
     std::mem::forget(direction.lock(7, |_| true));
     let locked = direction
@@ -279,4 +279,22 @@ fn the_lock_of_a_reader_that_died_is_taken_over() {
     );
     drop(locked);
     assert!(direction.lock(9, |_| true).is_ok());
+}
+
+#[test]
+fn the_memory_cannot_be_truncated_and_unsealed_files_are_refused() {
+    use std::os::fd::AsFd;
+    let (ours, file) = Area::create().expect("memory");
+    let theirs = Area::open(file.as_fd()).expect("sealed");
+    for length in [0, 4096, AREA as u64 - 1] {
+        assert_eq!(rustix::fs::ftruncate(&file, length), Err(Errno::PERM));
+    }
+    let end = RING as u64 - 3;
+    ours.write(1, end, b"around");
+    let mut found = [0; 6];
+    theirs.read(1, end, &mut found);
+    assert_eq!(&found, b"around");
+    let unsealed = tempfile::tempfile().expect("a file");
+    unsealed.set_len(AREA as u64).expect("room");
+    assert!(Area::open(unsealed.as_fd()).is_err());
 }

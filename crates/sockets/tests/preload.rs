@@ -62,7 +62,7 @@ fn a_program_sees_no_difference() {
     // The program writes from one thread and reads from another, so some data always goes over TCP.
     assert!(
         all > of / 2 && rest < all / 4 * 3,
-        "{rest} of {all} went by TCP: it was hardly tried"
+        "{rest} of {all} used TCP: shared memory was hardly used"
     );
 }
 
@@ -120,10 +120,7 @@ fn two_ends_share_memory_and_one_alone_uses_plain_tcp() {
         let server = finished(server);
         let ((one, all), (other, _)) = (carried(&client.stdout), carried(&server.stdout));
         if server_with && client_with {
-            assert!(
-                one + other < all * 2,
-                "{one} and {other} of {all} went by TCP"
-            );
+            assert!(one + other < all * 2, "{one} and {other} of {all} used TCP");
         } else {
             assert!(one >= all && other >= all, "{one} and {other} of {all}");
         }
@@ -169,7 +166,7 @@ fn closed_connections_leave_nothing_behind_at_either_end() {
     let (by_tcp, all) = carried(&client.stdout);
     assert!(
         by_tcp < all,
-        "{by_tcp} of {all}: shared memory was not tried"
+        "{by_tcp} of {all}: shared memory was not used"
     );
 }
 

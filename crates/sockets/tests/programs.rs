@@ -243,6 +243,32 @@ fn iperf3_moves_all_its_bytes() {
     });
 }
 
+fn configure_nginx(world: &World, port: &str) {
+    let folder = world.text_path("");
+    let user = if rustix::process::geteuid().is_root() {
+        "user root;"
+    } else {
+        ""
+    };
+    let configuration = format!(
+        "{user} daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log stderr;
+        events {{ worker_connections 64; }}
+        http {{
+            access_log off; client_body_temp_path {folder}/body;
+            proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
+            uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+            output_buffers 2 512k;
+            server {{
+                listen {port}; root {folder};
+                location / {{ sendfile off; }}
+                location /sent/ {{ alias {folder}/; sendfile on; }}
+                location /slow/ {{ alias {folder}/; limit_rate 100k; }}
+            }}
+        }}"
+    );
+    std::fs::write(world.path("nginx.conf"), configuration).expect("a file");
+}
+
 #[test]
 fn nginx_serves_curl_and_wrk() {
     if !has(&["nginx", "curl", "wrk"]) {
@@ -253,29 +279,7 @@ fn nginx_serves_curl_and_wrk() {
         std::fs::write(world.path("small"), "small\n").expect("a file");
         for (server_with, client_with) in ENDS {
             let port = world.port();
-            let folder = world.text_path("");
-            let user = if rustix::process::geteuid().is_root() {
-                "user root;"
-            } else {
-                ""
-            };
-            let configuration = format!(
-                "{user} daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log stderr;
-                events {{ worker_connections 64; }}
-                http {{
-                    access_log off; client_body_temp_path {folder}/body;
-                    proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
-                    uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
-                    output_buffers 2 512k;
-                    server {{
-                        listen {port}; root {folder};
-                        location / {{ sendfile off; }}
-                        location /sent/ {{ alias {folder}/; sendfile on; }}
-                        location /slow/ {{ alias {folder}/; limit_rate 100k; }}
-                    }}
-                }}"
-            );
-            std::fs::write(world.path("nginx.conf"), configuration).expect("a file");
+            configure_nginx(world, &port);
             let start = || {
                 let mut server = world.command(End::Server, "nginx", server_with);
                 server.args(["-e", "stderr", "-c", &world.text_path("nginx.conf")]);
@@ -488,14 +492,19 @@ for _ in range(5):
     });
 }
 
-#[test]
-fn postgres_counts_right_under_pgbench() {
+/// Directory of the programs of the newest PostgreSQL, or an empty string.
+fn postgres_programs() -> String {
     let find = "ls -d /usr/lib/postgresql/*/bin | tail -1";
     let found = Command::new("sh")
         .args(["-c", find])
         .output()
         .expect("a shell");
-    let programs = String::from_utf8_lossy(&found.stdout).trim().to_owned();
+    String::from_utf8_lossy(&found.stdout).trim().to_owned()
+}
+
+#[test]
+fn postgres_counts_right_under_pgbench() {
+    let programs = postgres_programs();
     if !all_wanted() || !has(&["pgbench", "psql", "runuser", &format!("{programs}/initdb")]) {
         return;
     }

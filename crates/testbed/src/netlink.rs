@@ -4,18 +4,14 @@
 //! Source: Linux, Documentation/networking/ethtool-netlink.rst (FEATURES_SET) and
 //! include/uapi/linux/ethtool_netlink.h.
 
-use std::fmt::Debug;
 use std::io;
-use std::os::fd::OwnedFd;
 
-use netlink_packet_core::{
-    DefaultNla, Emitable, NLA_F_NESTED, NLM_F_ACK, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
-};
+use dipole_link::netlink::Socket;
+use netlink_packet_core::{DefaultNla, Emitable, NLA_F_NESTED};
 use netlink_packet_generic::ctrl::nlas::GenlCtrlAttrs;
 use netlink_packet_generic::ctrl::{GenlCtrl, GenlCtrlCmd};
 use netlink_packet_generic::{GenlFamily, GenlMessage};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
-use rustix::net::{netlink, recv, sendto, socket_with};
+use rustix::net::netlink;
 
 const FEATURES_SET: u8 = 12;
 const FEATURES_HEADER: u16 = 1;
@@ -58,18 +54,15 @@ impl Emitable for SetFeatures {
 
 /// Enables or disables features of a device in the namespace of the calling thread.
 pub(crate) fn set_features(device: &str, wanted: &[(&str, bool)]) -> io::Result<()> {
-    let socket = socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        Some(netlink::GENERIC),
-    )?;
+    let mut socket = Socket::open(Some(netlink::GENERIC), 0)?;
     let name = SetFeatures::family_name().to_owned();
-    let question = GenlMessage::from_payload(GenlCtrl {
+    let query = GenlMessage::from_payload(GenlCtrl {
         cmd: GenlCtrlCmd::GetFamily,
         nlas: vec![GenlCtrlAttrs::FamilyName(name)],
     });
-    let family = ask(&socket, question)?.iter().find_map(|one| match one {
+    let reply: Option<GenlMessage<GenlCtrl>> = socket.request(query, true)?;
+    let attributes = reply.map_or(Vec::new(), |reply| reply.payload.nlas);
+    let family = attributes.iter().find_map(|one| match one {
         GenlCtrlAttrs::FamilyId(family) => Some(*family),
         _ => None,
     });
@@ -78,7 +71,8 @@ pub(crate) fn set_features(device: &str, wanted: &[(&str, bool)]) -> io::Result<
     })?;
     let mut request = GenlMessage::from_payload(features(device, wanted));
     request.set_resolved_family_id(family);
-    ask(&socket, request).map(drop)
+    let _reply: Option<GenlMessage<GenlCtrl>> = socket.request(request, true)?;
+    Ok(())
 }
 
 fn features(device: &str, wanted: &[(&str, bool)]) -> SetFeatures {
@@ -106,31 +100,4 @@ fn nested(kind: u16, inside: &[DefaultNla]) -> DefaultNla {
 
 fn terminated(text: &str) -> Vec<u8> {
     [text.as_bytes(), &[0]].concat()
-}
-
-/// Sends a request and returns the attributes of a family, if the reply contains any.
-fn ask<F: GenlFamily + Emitable + Debug>(
-    socket: &OwnedFd,
-    request: GenlMessage<F>,
-) -> io::Result<Vec<GenlCtrlAttrs>> {
-    let mut message = NetlinkMessage::from(request);
-    message.header.flags = NLM_F_REQUEST | NLM_F_ACK;
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
-    let kernel = netlink::SocketAddrNetlink::new(0, 0);
-    sendto(socket, &bytes, SendFlags::empty(), &kernel)?;
-    let mut answer = Vec::new();
-    let mut buffer = vec![0; 32 << 10];
-    loop {
-        // Only dumps combine several messages in one datagram.
-        let (received, _) = recv(socket, &mut buffer[..], RecvFlags::empty())?;
-        let message = NetlinkMessage::<GenlMessage<GenlCtrl>>::deserialize(&buffer[..received]);
-        match message.map_err(io::Error::other)?.payload {
-            NetlinkPayload::Error(error) if error.code.is_none() => return Ok(answer),
-            NetlinkPayload::Error(error) => return Err(error.to_io()),
-            NetlinkPayload::InnerMessage(message) => answer = message.payload.nlas,
-            _ => {}
-        }
-    }
 }

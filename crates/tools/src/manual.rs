@@ -41,11 +41,11 @@ pub(crate) fn with_notes(command: Command) -> Command {
 
 fn help(notes: &Notes) -> String {
     let mut text = "Examples:\n".to_owned();
-    for (line, what) in notes.examples {
+    for (line, what) in &notes.examples {
         text += &format!("  {line}\n      {what}\n");
     }
     text += "\nExit status:\n";
-    for (status, meaning) in notes.status {
+    for (status, meaning) in &notes.status {
         text += &format!("  {status:5} {meaning}\n");
     }
     text + &format!("\nEnvironment: {}; dipole(7)", notes.environment.join(", "))
@@ -99,20 +99,22 @@ fn page(
     write!(out, "{told}")?;
     let notes = notes(name);
     writeln!(out, ".SH \"EXIT STATUS\"")?;
-    for (status, meaning) in notes.status {
+    for (status, meaning) in &notes.status {
         writeln!(out, ".TP\n{}\n{}", roff(status), roff(meaning))?;
     }
     writeln!(out, ".SH ENVIRONMENT")?;
-    for variable in notes.environment {
+    for variable in &notes.environment {
         writeln!(out, "{}", roff(variable))?;
         writeln!(out, ".br")?;
     }
     writeln!(out, "dipole(7) says what each of them means.")?;
     writeln!(out, ".SH EXAMPLES")?;
-    for (line, what) in notes.examples {
+    for (line, what) in &notes.examples {
         writeln!(out, ".TP\n{}\n{}", roff(line), roff(what))?;
     }
-    let see = parent.into_iter().chain(notes.see.iter().copied());
+    let see = parent
+        .into_iter()
+        .chain(notes.see.iter().map(String::as_str));
     let mut see: Vec<String> = see.map(|name| format!("{}(1)", roff(name))).collect();
     see.push("dipole(7)".to_owned());
     writeln!(out, ".SH \"SEE ALSO\"\n{}", see.join(", "))?;
@@ -191,7 +193,7 @@ mod tests {
         let documented = include_str!("../../../docs/man/dipole.7");
         for (name, _) in all_pages() {
             let notes = notes(name.trim_end_matches(".1"));
-            for (line, _) in notes.examples {
+            for (line, _) in &notes.examples {
                 let words = line.split_whitespace();
                 let words: Vec<&str> = words.skip_while(|word| *word != "dipole").collect();
                 let end = words
@@ -201,8 +203,8 @@ mod tests {
                 let matched = crate::Arguments::command().try_get_matches_from(words);
                 assert!(matched.is_ok(), "{name}: {line}: {:?}", matched.err());
             }
-            for variable in notes.environment {
-                assert!(documented.contains(variable), "{name}: {variable}");
+            for variable in &notes.environment {
+                assert!(documented.contains(variable.as_str()), "{name}: {variable}");
             }
         }
     }

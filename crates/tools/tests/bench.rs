@@ -507,7 +507,6 @@ fn a_veth_testbed_is_made_measured_on_and_removed() {
         ("dipole", "bpf/veth"),
         ("dipole", "udp/veth"),
         ("bare-bpf", "bpf/veth"),
-        ("bare-xdp", "xdp/veth"),
         ("bare-udp-spin", "udp/veth"),
     ] {
         let wanted = (subject.to_owned(), link.to_owned());

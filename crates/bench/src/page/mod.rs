@@ -440,9 +440,8 @@ fn distribution_curve(line: &BenchRow, lines: &[BenchRow]) -> Curve {
 
 /// Returns the class of colour and mark of a subject, the same in every figure.
 fn family(subject: &str) -> &'static str {
-    const FAMILIES: [(&str, &str); 8] = [
+    const FAMILIES: [(&str, &str); 7] = [
         ("bpf", "bpf"),
-        ("xdp", "xdp"),
         ("gso", "gso"),
         ("udp", "udp"),
         ("tcp", "tcp"),

@@ -310,8 +310,7 @@ impl Variation {
             |subject, carrier| Variation { carrier, ..self }.entry(self.bench(), subject, None);
         let mut added = vec![entry(Subject::Dipole, Carrier::Udp)];
         if waits == Waits::Spinning {
-            added
-                .extend([Subject::BareBpf, Subject::BareXdp].map(|bare| entry(bare, self.carrier)));
+            added.push(entry(Subject::BareBpf, self.carrier));
         }
         group.entries.splice(1..1, added);
     }

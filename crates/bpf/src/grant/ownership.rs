@@ -40,13 +40,13 @@ impl Caller {
 
 /// Why a socket does not prove ownership.
 #[derive(Debug, thiserror::Error)]
-pub enum NotOwned {
+pub enum OwnershipError {
     /// It is not a UDP socket.
     #[error("it is not a UDP socket")]
     NotUdp,
     /// It belongs to another network namespace, whose addresses are unrelated.
     #[error("it belongs to another network namespace than the broker")]
-    Elsewhere,
+    OtherNamespace,
     /// It is not bound to a port, or bound to all addresses.
     #[error("it is not bound to one address and a port")]
     Unbound,
@@ -61,15 +61,15 @@ pub enum NotOwned {
     Shared,
     /// The kernel chose its port, which can be released while the socket is open.
     #[error("its port can be released while it is open; bind it by number, not as port 0")]
-    Loose,
+    ReleasablePort,
     /// A socket option cannot be read.
     #[error("its options cannot be read: {0}")]
     System(io::Error),
 }
 
-impl From<Errno> for NotOwned {
-    fn from(error: Errno) -> NotOwned {
-        NotOwned::System(error.into())
+impl From<Errno> for OwnershipError {
+    fn from(error: Errno) -> OwnershipError {
+        OwnershipError::System(error.into())
     }
 }
 
@@ -82,7 +82,7 @@ impl Namespace {
     ///
     /// # Errors
     /// The kernel is older than 5.14.
-    pub fn here() -> io::Result<Namespace> {
+    pub fn current() -> io::Result<Namespace> {
         let socket = std::net::UdpSocket::bind(("127.0.0.1", 0));
         let socket: OwnedFd = match socket {
             Ok(socket) => socket.into(),
@@ -100,51 +100,54 @@ impl Namespace {
 ///
 /// # Errors
 /// Why ownership is not proven.
-pub fn owned(socket: BorrowedFd<'_>, here: Namespace) -> Result<SocketAddr, NotOwned> {
-    let family = sockopt::socket_domain(socket).map_err(|_| NotOwned::NotUdp)?;
+pub fn check_ownership(
+    socket: BorrowedFd<'_>,
+    here: Namespace,
+) -> Result<SocketAddr, OwnershipError> {
+    let family = sockopt::socket_domain(socket).map_err(|_| OwnershipError::NotUdp)?;
     let is_udp = [AddressFamily::INET, AddressFamily::INET6].contains(&family)
         && sockopt::socket_type(socket)? == SocketType::DGRAM
         && sockopt::socket_protocol(socket)? == Some(ipproto::UDP);
     if !is_udp {
-        return Err(NotOwned::NotUdp);
+        return Err(OwnershipError::NotUdp);
     }
-    if namespace_cookie(socket).map_err(NotOwned::System)? != here.0 {
-        return Err(NotOwned::Elsewhere);
+    if namespace_cookie(socket).map_err(OwnershipError::System)? != here.0 {
+        return Err(OwnershipError::OtherNamespace);
     }
     match rustix::net::getpeername(socket) {
         Err(Errno::NOTCONN) => {}
-        Ok(_) => return Err(NotOwned::Connected),
+        Ok(_) => return Err(OwnershipError::Connected),
         Err(error) => return Err(error.into()),
     }
-    let address = still_owned(socket)?;
+    let address = recheck_ownership(socket)?;
     // Disconnecting releases a port that the kernel chose: better now than later, when another
     // process could get it. A port that was bound by number stays.
     rustix::net::connect_unspec(socket)?;
-    match still_owned(socket) {
+    match recheck_ownership(socket) {
         Ok(again) if again == address => Ok(address),
-        Ok(_) | Err(NotOwned::Unbound) => Err(NotOwned::Loose),
+        Ok(_) | Err(OwnershipError::Unbound) => Err(OwnershipError::ReleasablePort),
         Err(error) => Err(error),
     }
 }
 
-/// Repeats the checks of [`owned`] whose result the holder of the socket can change.
+/// Repeats the checks of [`check_ownership`] whose result the holder of the socket can change.
 ///
 /// # Errors
 /// What has changed.
-pub fn still_owned(socket: BorrowedFd<'_>) -> Result<SocketAddr, NotOwned> {
+pub fn recheck_ownership(socket: BorrowedFd<'_>) -> Result<SocketAddr, OwnershipError> {
     let bound = SocketAddr::try_from(rustix::net::getsockname(socket)?)?;
     let ip = bound.ip().to_canonical();
     if ip.is_unspecified() || bound.port() == 0 {
-        return Err(NotOwned::Unbound);
+        return Err(OwnershipError::Unbound);
     }
     if matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
-        return Err(NotOwned::LinkLocal);
+        return Err(OwnershipError::LinkLocal);
     }
     if sockopt::socket_reuseaddr(socket)?
         || sockopt::socket_reuseport(socket)?
-        || bound_device(socket).map_err(NotOwned::System)? != 0
+        || bound_device(socket).map_err(OwnershipError::System)? != 0
     {
-        return Err(NotOwned::Shared);
+        return Err(OwnershipError::Shared);
     }
     Ok(SocketAddr::new(ip, bound.port()))
 }
@@ -196,8 +199,8 @@ mod tests {
     use std::net::{TcpListener, UdpSocket};
     use std::os::unix::net::UnixStream;
 
-    fn judged(socket: impl AsFd) -> Result<SocketAddr, NotOwned> {
-        owned(socket.as_fd(), Namespace::here().unwrap())
+    fn judged(socket: impl AsFd) -> Result<SocketAddr, OwnershipError> {
+        check_ownership(socket.as_fd(), Namespace::current().unwrap())
     }
 
     fn udp(address: &str) -> UdpSocket {
@@ -210,7 +213,7 @@ mod tests {
         let address = socket.local_addr().unwrap();
         dipole_link::sys::pin_port(socket.as_fd()).unwrap();
         assert_eq!(judged(&socket).unwrap(), address);
-        assert_eq!(still_owned(socket.as_fd()).unwrap(), address);
+        assert_eq!(recheck_ownership(socket.as_fd()).unwrap(), address);
         udp("127.0.0.1:0").send_to(b"x", address).unwrap();
         assert_eq!(socket.recv_from(&mut [0; 8]).unwrap().0, 1);
     }
@@ -226,23 +229,29 @@ mod tests {
     fn sockets_that_prove_nothing_give_different_errors() {
         assert!(matches!(
             judged(TcpListener::bind("127.0.0.1:0").unwrap()),
-            Err(NotOwned::NotUdp)
+            Err(OwnershipError::NotUdp)
         ));
         let (one, _other) = UnixStream::pair().unwrap();
-        assert!(matches!(judged(one), Err(NotOwned::NotUdp)));
+        assert!(matches!(judged(one), Err(OwnershipError::NotUdp)));
         let file = std::fs::File::open("/dev/null").unwrap();
-        assert!(matches!(judged(file), Err(NotOwned::NotUdp)));
-        assert!(matches!(judged(udp("0.0.0.0:0")), Err(NotOwned::Unbound)));
+        assert!(matches!(judged(file), Err(OwnershipError::NotUdp)));
+        assert!(matches!(
+            judged(udp("0.0.0.0:0")),
+            Err(OwnershipError::Unbound)
+        ));
         let none = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
-        assert!(matches!(judged(none), Err(NotOwned::Unbound)));
+        assert!(matches!(judged(none), Err(OwnershipError::Unbound)));
         let connected = udp("127.0.0.1:0");
         connected.connect(connected.local_addr().unwrap()).unwrap();
-        assert!(matches!(judged(connected), Err(NotOwned::Connected)));
+        assert!(matches!(judged(connected), Err(OwnershipError::Connected)));
         let shared = udp("127.0.0.1:0");
         sockopt::set_socket_reuseaddr(&shared, true).unwrap();
-        assert!(matches!(judged(shared), Err(NotOwned::Shared)));
+        assert!(matches!(judged(shared), Err(OwnershipError::Shared)));
         // The kernel chose it, and takes it back as soon as its holder wants.
-        assert!(matches!(judged(udp("127.0.0.1:0")), Err(NotOwned::Loose)));
+        assert!(matches!(
+            judged(udp("127.0.0.1:0")),
+            Err(OwnershipError::ReleasablePort)
+        ));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Whether a descriptor that a client passes is a ring.
+//! Checks that a descriptor passed by a client is a ring.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -14,10 +14,10 @@ pub struct RingInfo {
     pub map: u32,
 }
 
-/// Queries the properties of a ring; asks for no privileges.
+/// Queries the properties of a ring; needs no privileges.
 ///
 /// # Errors
-/// The kernel's, or the descriptor is no ring.
+/// The kernel's, or the descriptor is not a ring.
 pub fn ring_info(ring: BorrowedFd<'_>) -> io::Result<RingInfo> {
     let facts = map_facts(ring)?;
     if facts.kind != MapKind::Ring as u32 {

@@ -134,7 +134,7 @@ fn malformed_replies_and_replies_without_a_ring_are_rejected() {
     for (bytes, files) in [(&b"who?"[..], 1), (&other[..], 1), nothing] {
         let (grant, _) = asked(&broker, bytes, files);
         assert!(
-            matches!(grant, Err(GrantError::Nonsense { .. })),
+            matches!(grant, Err(GrantError::Malformed { .. })),
             "{bytes:?}: {grant:?}"
         );
     }

@@ -1,7 +1,7 @@
-//! What a client and the broker send each other: one message each way, encoded by postcard.
+//! Messages between a client and the broker: one each way, encoded with postcard.
 //!
 //! A message is the protocol's magic, its version (two bytes, little-endian), and the encoded
-//! value. Descriptors travel beside it (`SCM_RIGHTS`); how many are expected follows from the
+//! value. Descriptors are attached to it (`SCM_RIGHTS`); how many are expected follows from the
 //! value. Both sides distrust the bytes: length, version and every field are checked, and nothing
 //! may follow the value.
 
@@ -64,7 +64,7 @@ pub enum Reason {
     /// The request is of another version.
     Version,
     /// The request is malformed.
-    Nonsense,
+    Malformed,
     /// The socket does not prove that its holder owns an address and a port.
     Proof,
     /// No interface that the broker serves has the address.
@@ -94,7 +94,7 @@ pub enum WireError {
         found: u16,
     },
     /// Malformed, or of another protocol.
-    Nonsense,
+    Malformed,
 }
 
 fn encode<T: Serialize>(value: &T) -> Vec<u8> {
@@ -103,15 +103,15 @@ fn encode<T: Serialize>(value: &T) -> Vec<u8> {
 }
 
 fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
-    let rest = bytes.strip_prefix(&MAGIC).ok_or(WireError::Nonsense)?;
-    let (version, rest) = rest.split_first_chunk().ok_or(WireError::Nonsense)?;
+    let rest = bytes.strip_prefix(&MAGIC).ok_or(WireError::Malformed)?;
+    let (version, rest) = rest.split_first_chunk().ok_or(WireError::Malformed)?;
     match u16::from_le_bytes(*version) {
         VERSION => {}
         found => return Err(WireError::Version { found }),
     }
     match postcard::take_from_bytes(rest) {
         Ok((value, [])) if bytes.len() <= MAX_MESSAGE_BYTES => Ok(value),
-        _ => Err(WireError::Nonsense),
+        _ => Err(WireError::Malformed),
     }
 }
 
@@ -156,7 +156,7 @@ impl Reply {
     pub fn decode(bytes: &[u8]) -> Result<Reply, WireError> {
         match decode(bytes)? {
             Reply::Refused(refusal) if refusal.text.len() > MAX_TEXT_BYTES => {
-                Err(WireError::Nonsense)
+                Err(WireError::Malformed)
             }
             reply => Ok(reply),
         }
@@ -221,10 +221,10 @@ mod tests {
         let bytes = request.encode();
         for length in 0..bytes.len() {
             let cut = Request::decode(&bytes[..length]);
-            assert_eq!(cut, Err(WireError::Nonsense), "{length}");
+            assert_eq!(cut, Err(WireError::Malformed), "{length}");
         }
         let longer = [&bytes[..], &[0]].concat();
-        assert_eq!(Request::decode(&longer), Err(WireError::Nonsense));
+        assert_eq!(Request::decode(&longer), Err(WireError::Malformed));
         let mut other = bytes;
         other[4] = 9;
         let found = Request::decode(&other);

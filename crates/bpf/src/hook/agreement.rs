@@ -7,13 +7,13 @@ use super::drain::{Deposit, Drain};
 use super::*;
 use crate::layout::RECORD_HEADER_BYTES;
 use crate::program::assembler::{Assembler, Reg};
+use crate::program::dispatch::{PASSED, TAKEN};
 use crate::program::model::{self, Around, Fate, MAC, PORT, fate, our_address};
 
 const RING_BYTES: u32 = 1 << 20;
 
 /// The loaded program, not attached, with one ring for both of our addresses.
 struct Bench {
-    hooked: Hooked,
     parts: Parts,
     drain: Drain,
     /// Expected counters.
@@ -21,11 +21,7 @@ struct Bench {
 }
 
 /// `None`, with a message, if programs cannot be loaded.
-fn benches() -> Option<[Bench; 2]> {
-    let places = [
-        (Place::Tcx, Hooked::Tcx),
-        (Place::XdpGeneric, Hooked::Xdp { mac: MAC }),
-    ];
+fn bench() -> Option<Bench> {
     let interface = InterfaceId {
         index: model::INTERFACE,
         name: "lo".to_owned(),
@@ -34,21 +30,18 @@ fn benches() -> Option<[Bench; 2]> {
         eprintln!("SKIPPED: the kernel's part is not run because loading programs needs root");
         return None;
     }
-    Some(places.map(|(place, hooked)| {
-        let parts = prepare(&interface, place, MAC).unwrap_or_else(|error| panic!("{error}"));
-        let ring = create_ring(RING_BYTES).unwrap();
-        for version in [4, 6] {
-            let key = maps::key(our_address(version), model::INTERFACE, PORT);
-            parts.full.set(&key, &[0; 8]).unwrap();
-            parts.rings.set_map(&key, ring.as_fd()).unwrap();
-        }
-        Bench {
-            hooked,
-            parts,
-            drain: Drain::open(ring.as_fd()),
-            counted: [0; Reason::ALL.len()],
-        }
-    }))
+    let parts = prepare(&interface).unwrap_or_else(|error| panic!("{error}"));
+    let ring = create_ring(RING_BYTES).unwrap();
+    for version in [4, 6] {
+        let key = maps::key(our_address(version), model::INTERFACE, PORT);
+        parts.full.set(&key, &[0; 8]).unwrap();
+        parts.rings.set_map(&key, ring.as_fd()).unwrap();
+    }
+    Some(Bench {
+        parts,
+        drain: Drain::open(ring.as_fd()),
+        counted: [0; Reason::ALL.len()],
+    })
 }
 
 impl Bench {
@@ -74,14 +67,13 @@ impl Bench {
             // The kernel derives it from the address, and test runs have no VLAN tag.
             other_host: frame.get(..6).is_some_and(|to| to != MAC),
             tagged: false,
-            merged: around.merged && self.hooked == Hooked::Tcx,
+            merged: around.merged,
         };
         let Ok(run) = self.run(frame, around.merged, 1) else {
             return false;
         };
-        let verdicts = self.hooked.verdicts();
-        let mut wanted = (verdicts.passed, Vec::new());
-        match fate(self.hooked, frame, around, Self::is_ours) {
+        let mut wanted = (PASSED, Vec::new());
+        match fate(frame, around, Self::is_ours) {
             None => {}
             Some(Fate::Refused(reason, _)) => self.counted[reason as usize] += 1,
             Some(Fate::Taken {
@@ -101,7 +93,7 @@ impl Bench {
                     payload,
                     reserved,
                 };
-                wanted = (verdicts.taken, vec![deposit]);
+                wanted = (TAKEN, vec![deposit]);
             }
         }
         assert_eq!(
@@ -120,25 +112,19 @@ impl Bench {
 
 #[test]
 fn the_kernel_agrees_on_every_sample() {
-    let Some(benches) = benches() else { return };
-    for mut bench in benches {
-        for (what, frame, around) in model::samples() {
-            let ran = bench.check(&frame, around);
-            eprintln!(
-                "{:?}: {what}: {}",
-                bench.hooked,
-                if ran { "agrees" } else { "not run" }
-            );
-            // Test runs take no longer frames, and need whole IP headers.
-            assert!(ran || frame.len() > 3_000 || frame.len() < 54, "{what}");
-        }
-        bench.check_counters();
+    let Some(mut bench) = bench() else { return };
+    for (what, frame, around) in model::samples() {
+        let ran = bench.check(&frame, around);
+        eprintln!("{what}: {}", if ran { "agrees" } else { "not run" });
+        // Test runs take no longer frames, and need whole IP headers.
+        assert!(ran || frame.len() > 3_000 || frame.len() < 54, "{what}");
     }
+    bench.check_counters();
 }
 
 #[test]
 fn the_kernel_agrees_on_damaged_packets() {
-    let Some(mut benches) = benches() else { return };
+    let Some(mut bench) = bench() else { return };
     let mut runner = TestRunner::new(ProptestConfig {
         failure_persistence: None,
         ..ProptestConfig::with_cases(300)
@@ -149,55 +135,45 @@ fn the_kernel_agrees_on_damaged_packets() {
     });
     let cases = (model::damaged_packet(), around);
     let ran = std::cell::Cell::new(0);
-    let benches = std::cell::RefCell::new(&mut benches);
+    let bench = std::cell::RefCell::new(&mut bench);
     let outcome = runner.run(&cases, |(frame, around)| {
-        for bench in benches.borrow_mut().iter_mut() {
-            ran.set(ran.get() + u32::from(bench.check(&frame, around)));
-        }
+        let checked = bench.borrow_mut().check(&frame, around);
+        ran.set(ran.get() + u32::from(checked));
         Ok(())
     });
     outcome.unwrap_or_else(|error| panic!("{error}"));
-    assert!(ran.get() > 200, "only {} runs", ran.get());
-    for bench in benches.borrow().iter() {
-        bench.check_counters();
-    }
+    assert!(ran.get() > 150, "only {} runs", ran.get());
+    bench.borrow().check_counters();
 }
 
 #[test]
 fn a_full_ring_lets_packets_pass_and_counts_them() {
-    let Some(benches) = benches() else { return };
-    for mut bench in benches {
-        let frame = model::packet(4, 1400, 0);
-        let verdicts = bench.hooked.verdicts();
-        let returned = |bench: &Bench| bench.run(&frame, false, 1).unwrap().returned.cast_signed();
-        let mut taken = 0;
-        while returned(&bench) == verdicts.taken {
-            taken += 1;
-            assert!(taken < 1_000);
-        }
-        assert_eq!(returned(&bench), verdicts.passed);
-        assert_eq!(bench.drain.take().len(), taken);
-        assert_eq!(returned(&bench), verdicts.taken);
-        let count = |reason: Reason| bench.parts.counters.sum(reason as u32).unwrap();
-        assert_eq!(count(Reason::Full), 2);
-        assert_eq!(count(Reason::Deposited), taken as u64 + 1);
-        let key = maps::key(our_address(4), model::INTERFACE, PORT);
-        let full = bench.parts.full.look_up(&key).unwrap();
-        assert_eq!(full, Some(2_u64.to_ne_bytes().to_vec()));
+    let Some(mut bench) = bench() else { return };
+    let frame = model::packet(4, 1400, 0);
+    let returned = |bench: &Bench| bench.run(&frame, false, 1).unwrap().returned.cast_signed();
+    let mut taken = 0;
+    while returned(&bench) == TAKEN {
+        taken += 1;
+        assert!(taken < 1_000);
     }
+    assert_eq!(returned(&bench), PASSED);
+    assert_eq!(bench.drain.take().len(), taken);
+    assert_eq!(returned(&bench), TAKEN);
+    let count = |reason: Reason| bench.parts.counters.sum(reason as u32).unwrap();
+    assert_eq!(count(Reason::Full), 2);
+    assert_eq!(count(Reason::Deposited), taken as u64 + 1);
+    let key = maps::key(our_address(4), model::INTERFACE, PORT);
+    let full = bench.parts.full.look_up(&key).unwrap();
+    assert_eq!(full, Some(2_u64.to_ne_bytes().to_vec()));
 }
 
 /// Cost of a test run with a program that does nothing.
-fn floor_ns(hooked: Hooked) -> u32 {
+fn floor_ns() -> u32 {
     let mut code = Assembler::default();
-    code.set(Reg::R0, hooked.verdicts().passed);
+    code.set(Reg::R0, PASSED);
     code.exit();
     let code = code.finish().linked(&[]);
-    let (kind, at) = match hooked {
-        Hooked::Tcx => (ProgramKind::SchedCls, AttachKind::TcxIngress),
-        Hooked::Xdp { .. } => (ProgramKind::Xdp, AttachKind::Xdp),
-    };
-    let program = sys::load(kind, at, "nothing", &code).unwrap();
+    let program = sys::load(AttachKind::TcxIngress, "nothing", &code).unwrap();
     loop {
         match sys::test_run(program.as_fd(), &model::packet(4, 64, 0), &[], 100_000) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -209,39 +185,37 @@ fn floor_ns(hooked: Hooked) -> u32 {
 /// Reports the measured time; asserts nothing about speed.
 #[test]
 fn time_in_the_program_is_reported() {
-    let Some(benches) = benches() else { return };
-    for mut bench in benches {
-        let mut tcp = model::packet(4, 1400, 0);
-        tcp[23] = 6;
-        let mut other = model::packet(4, 64, 0);
-        other[36] = 99;
-        let arp = [&other[..12], &[8, 6], &other[14..]].concat();
-        eprintln!("{:?}: nothing: {} ns", bench.hooked, floor_ns(bench.hooked));
-        let mut report = |what: &str, frame: &[u8], runs: u32, times: u32| {
-            let (mut sum, mut count) = (0, 0);
-            for _ in 0..times {
-                let run = bench.run(frame, false, runs);
-                bench.drain.take();
-                let run = match run {
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                    other => other,
-                };
-                let Ok(run) = run else {
-                    eprintln!("{:?}: {what}: not run", bench.hooked);
-                    return;
-                };
-                count += 1;
-                sum += run.duration_ns;
-            }
-            eprintln!("{:?}: {what}: {} ns", bench.hooked, sum / count.max(1));
-        };
-        report("foreign ARP", &arp, 100_000, 5);
-        report("foreign TCP", &tcp, 100_000, 5);
-        report("foreign UDP", &other, 100_000, 5);
-        for (payload, runs) in [(64, 6_000), (1400, 600), (3000, 240), (8900, 100)] {
-            let frame = model::packet(4, payload, 0);
-            report(&format!("taken, {payload} B"), &frame, runs, 30);
+    let Some(mut bench) = bench() else { return };
+    let mut tcp = model::packet(4, 1400, 0);
+    tcp[23] = 6;
+    let mut other = model::packet(4, 64, 0);
+    other[36] = 99;
+    let arp = [&other[..12], &[8, 6], &other[14..]].concat();
+    eprintln!("nothing: {} ns", floor_ns());
+    let mut report = |what: &str, frame: &[u8], runs: u32, times: u32| {
+        let (mut sum, mut count) = (0, 0);
+        for _ in 0..times {
+            let run = bench.run(frame, false, runs);
+            bench.drain.take();
+            let run = match run {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                other => other,
+            };
+            let Ok(run) = run else {
+                eprintln!("{what}: not run");
+                return;
+            };
+            count += 1;
+            sum += run.duration_ns;
         }
-        assert!(bench.parts.counters.sum(0).unwrap() > 0);
+        eprintln!("{what}: {} ns", sum / count.max(1));
+    };
+    report("foreign ARP", &arp, 100_000, 5);
+    report("foreign TCP", &tcp, 100_000, 5);
+    report("foreign UDP", &other, 100_000, 5);
+    for (payload, runs) in [(64, 6_000), (1400, 600), (3000, 240), (8900, 100)] {
+        let frame = model::packet(4, payload, 0);
+        report(&format!("taken, {payload} B"), &frame, runs, 30);
     }
+    assert!(bench.parts.counters.sum(0).unwrap() > 0);
 }

@@ -1,16 +1,16 @@
-//! Why an interface cannot be served, in words that help.
+//! Errors of setting up or changing the kernel side of an interface.
 
 use std::fmt;
 use std::io;
 
 use rustix::thread::CapabilitySet;
 
-/// What was tried.
+/// The step that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Asking the interface what it is.
+    /// Querying the interface's hardware type.
     Interface,
-    /// Making a map.
+    /// Creating a map.
     Map,
     /// Loading a program.
     Load,
@@ -18,16 +18,14 @@ pub enum Step {
     Tcx,
     /// Attaching at TCX egress.
     TcxEgress,
-    /// Attaching at XDP.
-    Xdp,
-    /// Entering or removing what a map holds.
+    /// Adding or removing a map entry.
     Entry,
     /// Taking over descriptors that were kept.
     Kept,
 }
 
 impl Step {
-    /// What the kernel asks for.
+    /// Capabilities that the kernel requires.
     fn needs(self) -> &'static [(&'static str, CapabilitySet)] {
         const BPF: (&str, CapabilitySet) = ("CAP_BPF", CapabilitySet::BPF);
         const NET_ADMIN: (&str, CapabilitySet) = ("CAP_NET_ADMIN", CapabilitySet::NET_ADMIN);
@@ -35,13 +33,13 @@ impl Step {
             Self::Interface | Self::Kept => &[],
             Self::Map | Self::Entry => &[BPF],
             Self::Load => &[BPF, NET_ADMIN],
-            Self::Tcx | Self::TcxEgress | Self::Xdp => &[NET_ADMIN],
+            Self::Tcx | Self::TcxEgress => &[NET_ADMIN],
         }
     }
 
-    /// An old kernel calls it an invalid argument.
-    fn tells_age(self) -> bool {
-        let steps = [Self::Map, Self::Load, Self::Tcx, Self::TcxEgress, Self::Xdp];
+    /// True if an old kernel reports an invalid argument.
+    fn depends_on_kernel_version(self) -> bool {
+        let steps = [Self::Map, Self::Load, Self::Tcx, Self::TcxEgress];
         steps.contains(&self)
     }
 }
@@ -49,19 +47,18 @@ impl Step {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Interface => "asking for its hardware address",
-            Self::Map => "making a BPF map",
+            Self::Interface => "querying its hardware address",
+            Self::Map => "creating a BPF map",
             Self::Load => "loading the BPF program",
             Self::Tcx => "attaching at TCX ingress",
             Self::TcxEgress => "attaching at TCX egress",
-            Self::Xdp => "attaching at XDP",
             Self::Entry => "changing a BPF map",
             Self::Kept => "taking over kept descriptors",
         })
     }
 }
 
-/// Why the kernel's part cannot be set up or changed on an interface.
+/// Why the kernel side of an interface cannot be set up or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum HookError {
     /// The kernel refused a step.
@@ -70,43 +67,43 @@ pub enum HookError {
         explain(.interface, *.step, .cause, .log, .missing)
     )]
     Refused {
-        /// Which interface.
+        /// The interface.
         interface: String,
-        /// Which step.
+        /// The step.
         step: Step,
         /// The kernel's error.
         #[source]
         cause: io::Error,
-        /// The last lines of the verifier, if it was a program that it refused.
+        /// The last lines of the verifier's log, if a program was rejected.
         log: String,
         /// Capabilities that the step needs and this thread does not have.
         missing: Vec<&'static str>,
     },
     /// The interface's frames are not Ethernet.
     #[error(
-        "cannot open the bpf link on {interface}: it is no Ethernet interface (kind {kind}); \
+        "cannot open the bpf link on {interface}: it is not an Ethernet interface (kind {kind}); \
          set DIPOLE_LINK=udp"
     )]
     NotEthernet {
-        /// Which interface.
+        /// The interface.
         interface: String,
-        /// What it is instead (`ARPHRD_...` of the kernel).
+        /// Its type (`ARPHRD_...` of the kernel).
         kind: u16,
     },
-    /// Packets to this address are for several hosts or for none.
+    /// The address is not a single host's.
     #[error(
         "cannot deposit packets to {address} on {interface}: it is not the address of \
-         one host; name the interface's own address"
+         a single host; use the interface's own address"
     )]
     NotOneHost {
-        /// Which interface.
+        /// The interface.
         interface: String,
         /// The address.
         address: std::net::IpAddr,
     },
 }
 
-/// What happened in a step, and what to do.
+/// Describes what happened in a step, and what to do.
 fn explain(
     interface: &str,
     step: Step,
@@ -120,18 +117,15 @@ fn explain(
     };
     let log = match log {
         "" => String::new(),
-        _ => format!("; the verifier says: {log}"),
+        _ => format!("; verifier: {log}"),
     };
     let advice = match (missing.is_empty(), cause.raw_os_error()) {
         (false, _) | (true, Some(libc::EPERM)) => format!(
             "let the machine's agent grant rings on {interface} (/etc/dipole/interfaces.toml), \
              or set DIPOLE_LINK=udp"
         ),
-        (true, Some(libc::EBUSY)) if step == Step::Xdp => format!(
-            "another XDP program is there (ip link show {interface}): use TCX, or set DIPOLE_LINK=udp"
-        ),
-        (true, Some(libc::EINVAL)) if step.tells_age() => {
-            "TCX needs Linux 6.6, XDP needs 5.18: use DIPOLE_LINK=udp on older ones".to_owned()
+        (true, Some(libc::EINVAL)) if step.depends_on_kernel_version() => {
+            "TCX needs Linux 6.6: set DIPOLE_LINK=udp on older kernels".to_owned()
         }
         _ => "set DIPOLE_LINK=udp".to_owned(),
     };
@@ -158,11 +152,11 @@ impl HookError {
         }
     }
 
-    /// True if the kernel is too old for this step: it does not know the command.
+    /// True if the kernel is too old for this step.
     #[must_use]
     pub fn is_unknown_to_kernel(&self) -> bool {
         match self {
-            // The verifier's words come only with a program that the kernel has read.
+            // The log is empty unless the kernel has parsed the program.
             Self::Refused { cause, log, .. } => {
                 log.is_empty() && cause.raw_os_error() == Some(libc::EINVAL)
             }
@@ -171,7 +165,7 @@ impl HookError {
     }
 }
 
-/// Those that this thread does not have.
+/// The needed capabilities that this thread does not have.
 fn missing(needed: &[(&'static str, CapabilitySet)]) -> Vec<&'static str> {
     // CAP_SYS_ADMIN includes CAP_BPF, but should not be recommended.
     let held = rustix::thread::capabilities(None).map(|sets| sets.effective);

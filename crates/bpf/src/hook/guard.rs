@@ -7,9 +7,9 @@ use super::error::{HookError, Step};
 use super::{check_ethernet, load};
 use crate::InterfaceId;
 use crate::program::{guard, maps};
-use crate::sys::{self, AttachKind, Map, MapKind, MapShape, ProgramKind};
+use crate::sys::{self, AttachKind, Map, MapKind, MapShape};
 
-/// Most sockets that one interface guards.
+/// Maximum guarded sockets per interface.
 const MAX_SOCKETS: u32 = 4096;
 
 const COOKIES: MapShape<'static> = MapShape {
@@ -28,21 +28,21 @@ const REFUSED: MapShape<'static> = MapShape {
     entries: 1,
 };
 
-/// What a guarded socket may send: UDP over IP without options, from here.
+/// What a guarded socket may send: UDP over IP without options, from this source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Allowed {
+pub struct AllowedSource {
     /// Source MAC address.
     pub mac: [u8; 6],
     /// Source IP address.
     pub address: IpAddr,
-    /// Source ports: one of these.
+    /// Permitted source ports.
     pub ports: [u16; 2],
 }
 
 /// A program at an interface's egress that drops what guarded sockets must not send.
 ///
-/// It stays while this, or a copy of its descriptors, is open. It sees what goes by
-/// the interface's queue: a socket with `PACKET_QDISC_BYPASS` goes around it.
+/// It stays attached while this, or a copy of its descriptors, is open. It sees packets that pass the
+/// interface's queue: a socket with `PACKET_QDISC_BYPASS` bypasses it.
 #[derive(Debug)]
 pub struct Guard {
     interface: InterfaceId,
@@ -52,19 +52,19 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Guards an interface; nothing is guarded yet.
+    /// Attaches the program to an interface; no socket is guarded yet.
     ///
     /// # Errors
-    /// When the kernel refuses (before Linux 6.6 it always does) or it is no Ethernet interface.
+    /// The kernel refuses (before Linux 6.6 always), or it is not an Ethernet interface.
     pub fn attach(interface: &InterfaceId) -> Result<Self, HookError> {
         check_ethernet(interface)?;
         let failed = |step| move |cause| HookError::refused(&interface.name, step, cause);
         let cookies = Map::create(COOKIES, None).map_err(failed(Step::Map))?;
         let refused = Map::create(REFUSED, None).map_err(failed(Step::Map))?;
         let at = AttachKind::TcxEgress;
-        let (place, maps) = ((ProgramKind::SchedCls, at), [&cookies, &refused]);
-        let program = load(interface, place, "dipole_guard", &guard::program(), &maps)?;
-        let link = sys::attach(program.as_fd(), interface.index, at, 0);
+        let maps = [&cookies, &refused];
+        let program = load(interface, at, "dipole_guard", &guard::program(), &maps)?;
+        let link = sys::attach(program.as_fd(), interface.index, at);
         Ok(Self {
             interface: interface.clone(),
             link: link.map_err(failed(Step::TcxEgress))?,
@@ -73,10 +73,10 @@ impl Guard {
         })
     }
 
-    /// Takes over a guard from descriptors that [`descriptors`](Self::descriptors) gave.
+    /// Takes over a guard from descriptors returned by [`descriptors`](Self::descriptors).
     ///
     /// # Errors
-    /// When they are something else.
+    /// They belong to something else.
     pub fn from_descriptors(
         interface: &InterfaceId,
         kept: [OwnedFd; 3],
@@ -92,7 +92,7 @@ impl Guard {
         })
     }
 
-    /// What keeps the guard alive over a restart: the link and its maps.
+    /// The link and its maps, which keep the guard alive over a restart.
     #[must_use]
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 3] {
         [
@@ -102,17 +102,17 @@ impl Guard {
         ]
     }
 
-    /// Guards the socket with this cookie (`SO_COOKIE`); replaces what it was allowed.
+    /// Guards the socket with this cookie (`SO_COOKIE`), or changes what it may send.
     ///
     /// # Errors
-    /// When there are 4096 already, or the kernel refuses.
-    pub fn allow(&self, cookie: u64, allowed: &Allowed) -> Result<(), HookError> {
+    /// There are 4096 sockets already, or the kernel refuses.
+    pub fn allow(&self, cookie: u64, allowed: &AllowedSource) -> Result<(), HookError> {
         let value = maps::allowed(allowed.mac, allowed.address, allowed.ports);
         let set = self.cookies.set(&cookie.to_ne_bytes(), &value);
         set.map_err(|cause| HookError::refused(&self.interface.name, Step::Entry, cause))
     }
 
-    /// From now on the socket may send nothing.
+    /// Forbids the socket to send anything.
     ///
     /// # Errors
     /// As for [`allow`](Self::allow).
@@ -123,24 +123,25 @@ impl Guard {
         set.map_err(|cause| HookError::refused(&self.interface.name, Step::Entry, cause))
     }
 
-    /// Removes a socket that no process has open any more; an open one could then send anything.
+    /// Stops guarding a socket that no process has open any more; an open one could then send
+    /// anything.
     ///
     /// # Errors
-    /// When the kernel refuses; not when the socket was not guarded.
+    /// The kernel refuses; it is not an error if the socket was not guarded.
     pub fn forget(&self, cookie: u64) -> Result<(), HookError> {
         let removed = self.cookies.remove(&cookie.to_ne_bytes()).map(drop);
         removed.map_err(|cause| HookError::refused(&self.interface.name, Step::Entry, cause))
     }
 
-    /// How many frames were dropped.
+    /// Number of dropped frames.
     ///
     /// # Errors
-    /// When the kernel does not say.
+    /// The kernel's.
     pub fn refused(&self) -> std::io::Result<u64> {
         self.refused.sum(0)
     }
 
-    /// Its interface.
+    /// The interface.
     #[must_use]
     pub fn interface(&self) -> &InterfaceId {
         &self.interface

@@ -1,4 +1,4 @@
-//! What guarded sockets can send on real interfaces, in network namespaces.
+//! Tests of guarded sockets on real interfaces, in network namespaces.
 
 use std::fs::File;
 use std::io::Write;
@@ -54,7 +54,7 @@ fn a_guarded_socket_sends_only_what_it_may() {
         frame
     };
     let (mut granted, cookie) = frame_socket(&testbed, 1, &interface);
-    let allowed = Allowed {
+    let allowed = AllowedSource {
         mac,
         address: own.into(),
         ports: [1, model::FROM_PORT],
@@ -67,7 +67,7 @@ fn a_guarded_socket_sends_only_what_it_may() {
     };
     // Source MAC, version, fragment, protocol, source address, source port.
     for (count, at) in (1..).zip([6, 11, 12, 14, 20, 21, 23, 26, 29, 34, 35]) {
-        // The kernel tells the sender, or not.
+        // The sender may or may not get an error.
         let _told = granted.write(&changed(at));
         assert_eq!(guard.refused().unwrap(), count, "byte {at}");
     }
@@ -78,11 +78,11 @@ fn a_guarded_socket_sends_only_what_it_may() {
     guard.forbid(cookie).unwrap();
     let _told = granted.write(&frame(2));
     assert_eq!(guard.refused().unwrap(), before + 1);
-    // All zero is not allowed to one who may send nothing.
+    // A forbidden socket may not send an all-zero source either.
     let _told = granted.write(&[0; 100]);
     assert_eq!(guard.refused().unwrap(), before + 2);
 
-    // Others are not concerned.
+    // Other sockets are not affected.
     let (mut free, _) = frame_socket(&testbed, 1, &interface);
     free.write_all(&frame(3)).unwrap();
     assert_eq!(received(), 3);
@@ -91,7 +91,7 @@ fn a_guarded_socket_sends_only_what_it_may() {
     assert_eq!(received(), 4);
     assert_eq!(guard.refused().unwrap(), before + 2);
 
-    // What the guard does not see: documented, so it must be known when it changes.
+    // Frames that bypass the guard: documented, so a change must be noticed.
     guard.forbid(cookie).unwrap();
     let bypass = libc::PACKET_QDISC_BYPASS;
     set_option(granted.as_fd(), libc::SOL_PACKET, bypass, 1_i32).unwrap();

@@ -1,8 +1,8 @@
-//! The kernel's part on one interface: its programs and maps, and who owns which ring.
+//! The kernel side of one interface: its programs and maps, and the rings entered there.
 //!
-//! A [`Hook`] takes packets at the interface's ingress into rings, a [`Guard`] checks what
-//! delegated sockets send. Both are attached by a link of the kernel, so that they go with
-//! the last descriptor of it, also when their process is killed. See `docs/design/bpf.md`.
+//! A [`Hook`] puts packets from the interface's ingress into rings, a [`Guard`] checks frames of
+//! delegated sockets. Both are attached by a BPF link, so they go away with its last descriptor,
+//! also if their process is killed. See `docs/design/bpf.md`.
 
 #[cfg(test)]
 mod agreement;
@@ -24,19 +24,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 pub use counters::Counters;
 pub use error::{HookError, Step};
-pub use guard::{Allowed, Guard};
+pub use guard::{AllowedSource, Guard};
 
 use super::InterfaceId;
 use super::program::assembler::Program;
-use super::program::dispatch::{self, Hooked};
+use super::program::dispatch;
 use super::program::maps::{self, Reason};
 use dipole_link::sys::interface_hardware;
 
-use super::sys::{self, AttachKind, Map, MapKind, MapShape, ProgramKind};
+use super::sys::{self, AttachKind, Map, MapKind, MapShape};
 
-/// Most rings on one interface.
+/// Maximum rings per interface.
 const MAX_RINGS: u32 = 4096;
-/// Bytes of the pattern for rings in the map of rings; theirs may differ.
+/// Size of the template for the map of rings; actual rings may differ.
 const PATTERN_RING_BYTES: u32 = 1 << 16;
 
 const RINGS: MapShape<'static> = MapShape {
@@ -52,7 +52,6 @@ const COUNTERS: MapShape<'static> = MapShape {
     name: "dipole_counters",
     key_bytes: 4,
     value_bytes: 8,
-    // Few and fixed.
     #[allow(clippy::cast_possible_truncation, reason = "a handful of reasons")]
     entries: Reason::ALL.len() as u32,
 };
@@ -65,32 +64,11 @@ const FULL: MapShape<'static> = MapShape {
     entries: MAX_RINGS,
 };
 
-/// Where at an interface's ingress the program runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
-    /// Before the traffic-control queue; leaves segmentation offload alone. Linux 6.6.
-    Tcx,
-    /// XDP on packets that the driver has handed over. Linux 5.18.
-    XdpGeneric,
-    /// XDP in the driver, if it has that.
-    XdpNative,
-}
-
-impl std::fmt::Display for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Tcx => "TCX",
-            Self::XdpGeneric => "generic XDP",
-            Self::XdpNative => "native XDP",
-        })
-    }
-}
-
 /// Creates a ring; every holder of the descriptor may map it.
 ///
 /// # Errors
-/// When `bytes` is no power of two of at least a page, the kernel has no memory, or
-/// CAP_BPF is missing.
+/// `bytes` is not a power of two of at least a page, the kernel has no memory, or CAP_BPF is
+/// missing.
 pub fn create_ring(bytes: u32) -> io::Result<OwnedFd> {
     let shape = MapShape {
         kind: MapKind::Ring,
@@ -102,13 +80,12 @@ pub fn create_ring(bytes: u32) -> io::Result<OwnedFd> {
     sys::create_map(shape, None)
 }
 
-/// The program at one interface's ingress, and which rings it fills.
+/// The program at one interface's ingress, with the rings that it fills.
 ///
 /// It stays while this, or a copy of its [`descriptors`](Self::descriptors), is open.
 #[derive(Debug)]
 pub struct Hook {
     interface: InterfaceId,
-    place: Place,
     link: OwnedFd,
     rings: Map,
     counters: Map,
@@ -116,51 +93,35 @@ pub struct Hook {
 }
 
 impl Hook {
-    /// Attaches the program to an interface; it takes nothing yet. Programs of others that are
-    /// there already stay, and run before it at TCX.
+    /// Attaches the program to an interface; it takes no packets yet. Programs of others stay and run
+    /// first.
     ///
     /// # Errors
-    /// - [`HookError::NotEthernet`]: nothing was tried.
-    /// - [`HookError::Refused`]: the kernel did, at this step; nothing is attached.
-    pub fn attach(interface: &InterfaceId, place: Place) -> Result<Self, HookError> {
-        let mac = check_ethernet(interface)?;
-        let parts = prepare(interface, place, mac)?;
-        let (kind, flags, step) = match place {
-            Place::Tcx => (AttachKind::TcxIngress, 0, Step::Tcx),
-            Place::XdpGeneric => (AttachKind::Xdp, sys::XDP_GENERIC, Step::Xdp),
-            Place::XdpNative => (AttachKind::Xdp, sys::XDP_NATIVE, Step::Xdp),
-        };
-        let link = sys::attach(parts.program.as_fd(), interface.index, kind, flags);
+    /// - [`HookError::NotEthernet`]: nothing was attempted.
+    /// - [`HookError::Refused`]: by the kernel, in this step (TCX needs Linux 6.6); nothing is attached.
+    pub fn attach(interface: &InterfaceId) -> Result<Self, HookError> {
+        check_ethernet(interface)?;
+        let parts = prepare(interface)?;
+        let link = sys::attach(
+            parts.program.as_fd(),
+            interface.index,
+            AttachKind::TcxIngress,
+        );
         Ok(Self {
             interface: interface.clone(),
-            place,
-            link: link.map_err(|cause| HookError::refused(&interface.name, step, cause))?,
+            link: link.map_err(|cause| HookError::refused(&interface.name, Step::Tcx, cause))?,
             rings: parts.rings,
             counters: parts.counters,
             full: parts.full,
         })
     }
 
-    /// Attaches at TCX or, where the kernel does not have it, at generic XDP.
+    /// Takes over a hook from descriptors returned by [`descriptors`](Self::descriptors).
     ///
     /// # Errors
-    /// As for [`attach`](Self::attach).
-    pub fn attach_best(interface: &InterfaceId) -> Result<Self, HookError> {
-        match Self::attach(interface, Place::Tcx) {
-            Err(error) if error.is_unknown_to_kernel() => {
-                Self::attach(interface, Place::XdpGeneric)
-            }
-            other => other,
-        }
-    }
-
-    /// Takes over a hook from descriptors that [`descriptors`](Self::descriptors) gave.
-    ///
-    /// # Errors
-    /// When they are something else.
+    /// They belong to something else.
     pub fn from_descriptors(
         interface: &InterfaceId,
-        place: Place,
         kept: [OwnedFd; 4],
     ) -> Result<Self, HookError> {
         let failed = |cause| HookError::refused(&interface.name, Step::Kept, cause);
@@ -168,7 +129,6 @@ impl Hook {
         sys::check_link(link.as_fd()).map_err(failed)?;
         Ok(Self {
             interface: interface.clone(),
-            place,
             link,
             rings: Map::of(rings, RINGS).map_err(failed)?,
             counters: Map::of(counters, COUNTERS).map_err(failed)?,
@@ -176,7 +136,7 @@ impl Hook {
         })
     }
 
-    /// What keeps the hook alive over a restart: the link and its maps.
+    /// The link and its maps, which keep the hook alive over a restart.
     #[must_use]
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 4] {
         [
@@ -187,13 +147,13 @@ impl Hook {
         ]
     }
 
-    /// From now on packets to this address and port go into this ring, instead of
-    /// another if there was one. They count as full from zero again. Waits some
-    /// milliseconds: when this returns, nothing more comes into the former ring.
+    /// Puts packets to this address and port into this ring from now on, replacing an earlier ring,
+    /// and resets its counter. Waits some milliseconds: when this returns, nothing more is put into
+    /// the earlier ring.
     ///
     /// # Errors
-    /// When the address is no single host's, it is no ring, there are 4096 already, or
-    /// the kernel refuses.
+    /// The address is not a single host's, the descriptor is not a ring, there are 4096 rings
+    /// already, or the kernel refuses.
     pub fn add(&self, address: IpAddr, port: u16, ring: BorrowedFd<'_>) -> Result<(), HookError> {
         let several = match address {
             IpAddr::V4(v4) => v4.is_broadcast(),
@@ -206,17 +166,17 @@ impl Hook {
             });
         }
         let key = maps::key(address, self.interface.index, port);
-        // The counter first: the program looks for it as soon as there is a ring.
+        // The counter first, because the program uses it as soon as there is a ring.
         let entered = (self.full.set(&key, &0_u64.to_ne_bytes()))
             .and_then(|()| self.rings.set_map(&key, ring));
         entered.map_err(|cause| HookError::refused(&self.interface.name, Step::Entry, cause))
     }
 
-    /// From now on packets to this address and port go to the socket. Waits as
-    /// [`add`](Self::add) does.
+    /// Lets packets to this address and port go to the socket again. Waits like
+    /// [`add`](Self::add).
     ///
     /// # Errors
-    /// When the kernel refuses; not when there was no ring.
+    /// The kernel refuses; it is not an error if there was no ring.
     pub fn remove(&self, address: IpAddr, port: u16) -> Result<(), HookError> {
         let key = maps::key(address, self.interface.index, port);
         let removed = self.rings.remove(&key).and_then(|_| self.full.remove(&key));
@@ -229,14 +189,14 @@ impl Hook {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn entered(&self) -> Result<Vec<(IpAddr, u16)>, HookError> {
+    pub fn entries(&self) -> Result<Vec<(IpAddr, u16)>, HookError> {
         let keys = self.rings.keys(MAX_RINGS);
         let keys =
             keys.map_err(|cause| HookError::refused(&self.interface.name, Step::Entry, cause))?;
         Ok(keys.iter().filter_map(|key| maps::of_key(key)).collect())
     }
 
-    /// What became of the packets, all CPUs together.
+    /// Packet counters, summed over all CPUs.
     ///
     /// # Errors
     /// The kernel's.
@@ -254,7 +214,7 @@ impl Hook {
         })
     }
 
-    /// How many packets found the ring of this address and port full; 0 if there is none.
+    /// Number of packets that found the ring of this address and port full; 0 if there is none.
     ///
     /// # Errors
     /// The kernel's.
@@ -265,29 +225,23 @@ impl Hook {
         Ok(bytes.map_or(0, u64::from_ne_bytes))
     }
 
-    /// Detaches the program now, even if other processes hold its descriptors. Without this
-    /// it goes a moment after the last of them is closed.
+    /// Detaches the program at once, even if other processes hold its descriptors. Otherwise it is
+    /// detached a moment after the last of them is closed.
     ///
     /// # Errors
-    /// When the kernel refuses: it is detached already.
+    /// The program is detached already.
     pub fn detach(self) -> io::Result<()> {
         sys::detach(self.link.as_fd())
     }
 
-    /// Its interface.
+    /// The interface.
     #[must_use]
     pub fn interface(&self) -> &InterfaceId {
         &self.interface
     }
-
-    /// Where the program runs.
-    #[must_use]
-    pub fn place(&self) -> Place {
-        self.place
-    }
 }
 
-/// A program that is loaded, and its maps.
+/// A loaded program and its maps.
 struct Parts {
     program: OwnedFd,
     rings: Map,
@@ -295,22 +249,22 @@ struct Parts {
     full: Map,
 }
 
-/// Loads the program for a place, with empty maps.
-fn prepare(interface: &InterfaceId, place: Place, mac: [u8; 6]) -> Result<Parts, HookError> {
+/// Loads the program with empty maps.
+fn prepare(interface: &InterfaceId) -> Result<Parts, HookError> {
     let failed = |cause| HookError::refused(&interface.name, Step::Map, cause);
     let pattern = create_ring(PATTERN_RING_BYTES).map_err(failed)?;
     let rings = Map::create(RINGS, Some(pattern.as_fd())).map_err(failed)?;
     let counters = Map::create(COUNTERS, None).map_err(failed)?;
     let full = Map::create(FULL, None).map_err(failed)?;
-    let (hooked, kind, at) = match place {
-        Place::Tcx => (Hooked::Tcx, ProgramKind::SchedCls, AttachKind::TcxIngress),
-        Place::XdpGeneric | Place::XdpNative => {
-            (Hooked::Xdp { mac }, ProgramKind::Xdp, AttachKind::Xdp)
-        }
-    };
-    let code = dispatch::program(hooked);
+    let code = dispatch::program();
     let maps = [&rings, &counters, &full];
-    let program = load(interface, (kind, at), "dipole_ingress", &code, &maps)?;
+    let program = load(
+        interface,
+        AttachKind::TcxIngress,
+        "dipole_ingress",
+        &code,
+        &maps,
+    )?;
     Ok(Parts {
         program,
         rings,
@@ -319,12 +273,12 @@ fn prepare(interface: &InterfaceId, place: Place, mac: [u8; 6]) -> Result<Parts,
     })
 }
 
-/// The interface's own MAC address.
-fn check_ethernet(interface: &InterfaceId) -> Result<[u8; 6], HookError> {
-    let (kind, mac) = interface_hardware(&interface.name)
+/// Checks that the interface carries Ethernet frames.
+fn check_ethernet(interface: &InterfaceId) -> Result<(), HookError> {
+    let (kind, _) = interface_hardware(&interface.name)
         .map_err(|cause| HookError::refused(&interface.name, Step::Interface, cause))?;
     match kind {
-        libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK => Ok(mac),
+        libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK => Ok(()),
         kind => Err(HookError::NotEthernet {
             interface: interface.name.clone(),
             kind,
@@ -332,37 +286,37 @@ fn check_ethernet(interface: &InterfaceId) -> Result<[u8; 6], HookError> {
     }
 }
 
-/// Loads a program with its maps, in the order of their numbers.
+/// Loads a program with its maps, ordered by their numbers.
 fn load(
     interface: &InterfaceId,
-    (kind, at): (ProgramKind, AttachKind),
+    at: AttachKind,
     name: &str,
     program: &Program,
     maps: &[&Map],
 ) -> Result<OwnedFd, HookError> {
     let numbers: Vec<i32> = maps.iter().map(|map| map.number()).collect();
-    sys::load(kind, at, name, &program.linked(&numbers)).map_err(|rejected| {
+    sys::load(at, name, &program.linked(&numbers)).map_err(|rejected| {
         HookError::rejected(&interface.name, Step::Load, rejected.cause, rejected.log)
     })
 }
 
-/// A program attached to an interface, of Dipole or not.
+/// A program attached to an interface, of Dipole or another application.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attached {
-    /// Where.
-    pub side: Side,
-    /// Its number, as `bpftool` shows it.
+pub struct AttachedProgram {
+    /// Its attach point.
+    pub side: TrafficDirection,
+    /// Its id, as shown by `bpftool`.
     pub id: u32,
-    /// Its name; none if this process may not ask.
+    /// Its name; `None` if this process may not query it.
     pub name: Option<String>,
 }
 
-/// Which traffic a program sees.
+/// The traffic that a program sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    /// What comes in, at TCX.
+pub enum TrafficDirection {
+    /// Incoming packets, at TCX.
     Ingress,
-    /// What goes out, at TCX.
+    /// Outgoing packets, at TCX.
     Egress,
 }
 
@@ -370,16 +324,16 @@ pub enum Side {
 ///
 /// # Errors
 /// The kernel's: CAP_NET_ADMIN is missing, or it has no TCX.
-pub fn attached(interface: &InterfaceId) -> io::Result<Vec<Attached>> {
+pub fn attached(interface: &InterfaceId) -> io::Result<Vec<AttachedProgram>> {
     let mut found = Vec::new();
     let sides = [
-        (Side::Ingress, AttachKind::TcxIngress),
-        (Side::Egress, AttachKind::TcxEgress),
+        (TrafficDirection::Ingress, AttachKind::TcxIngress),
+        (TrafficDirection::Egress, AttachKind::TcxEgress),
     ];
     for (side, kind) in sides {
         for id in sys::attached(interface.index, kind)? {
             let name = sys::program_name(id).ok();
-            found.push(Attached { side, id, name });
+            found.push(AttachedProgram { side, id, name });
         }
     }
     Ok(found)

@@ -1,4 +1,4 @@
-//! The kernel's part on real interfaces, in network namespaces.
+//! Tests of hooks on real interfaces, in network namespaces.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ use crate::program::assembler::{Assembler, Reg};
 
 const RING_BYTES: u32 = 1 << 16;
 
-/// Two nodes on one network, or a word why there are none.
+/// Two nodes on one network; `None` with a message if they cannot be created.
 pub(super) fn testbed() -> Option<Testbed> {
     if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
@@ -39,7 +39,7 @@ pub(super) fn interface(testbed: &Testbed, node: u32) -> InterfaceId {
     }
 }
 
-/// A socket on a node's interface that waits some seconds at most.
+/// A socket on a node's interface with a read time-out of 10 s.
 pub(super) fn socket(testbed: &Testbed, node: u32) -> UdpSocket {
     let address = testbed.node(node).addresses[0];
     let socket = testbed.inside(node, || UdpSocket::bind((address, 0)));
@@ -49,7 +49,7 @@ pub(super) fn socket(testbed: &Testbed, node: u32) -> UdpSocket {
     socket
 }
 
-/// What comes into the ring, at least this many packets.
+/// Waits for at least this many packets in the ring.
 pub(super) fn wait_for(drain: &mut Drain, count: usize) -> Vec<Deposit> {
     let deadline = Instant::now() + Duration::from_secs(10);
     let mut found = Vec::new();
@@ -65,63 +65,56 @@ pub(super) fn wait_for(drain: &mut Drain, count: usize) -> Vec<Deposit> {
     found
 }
 
-/// The place, or a word why this interface cannot have it.
-pub(super) fn attach(testbed: &Testbed, node: u32, place: Place) -> Hook {
+/// Attaches the program to a node's interface.
+pub(super) fn attach(testbed: &Testbed, node: u32) -> Hook {
     let interface = interface(testbed, node);
-    let hook = testbed
-        .inside(node, || Hook::attach(&interface, place))
-        .unwrap();
+    let hook = testbed.inside(node, || Hook::attach(&interface)).unwrap();
     hook.unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]
 fn packets_to_an_entered_port_are_deposited_and_others_reach_their_socket() {
     let Some(testbed) = testbed() else { return };
-    for place in [Place::Tcx, Place::XdpGeneric, Place::XdpNative] {
-        let hook = attach(&testbed, 2, place);
-        assert_eq!(
-            (hook.interface().index, hook.place()),
-            (interface(&testbed, 2).index, place)
-        );
-        let ring = create_ring(RING_BYTES).unwrap();
-        let mut drain = Drain::open(ring.as_fd());
-        let (sender, ours, other) = (
-            socket(&testbed, 1),
-            socket(&testbed, 2),
-            socket(&testbed, 2),
-        );
-        let to = ours.local_addr().unwrap();
-        hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
+    let hook = attach(&testbed, 2);
+    assert_eq!(hook.interface().index, interface(&testbed, 2).index);
+    let ring = create_ring(RING_BYTES).unwrap();
+    let mut drain = Drain::open(ring.as_fd());
+    let (sender, ours, other) = (
+        socket(&testbed, 1),
+        socket(&testbed, 2),
+        socket(&testbed, 2),
+    );
+    let to = ours.local_addr().unwrap();
+    hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
 
-        let lengths = [1, 64, 128, 129, 1400, 1472, 8900];
-        for length in lengths {
-            let payload: Vec<u8> = (0..=u8::MAX).cycle().take(length).collect();
-            sender.send_to(&payload, to).unwrap();
-            let found = wait_for(&mut drain, 1);
-            let from = sender.local_addr().unwrap();
-            assert_eq!(found.len(), 1);
-            assert_eq!(found[0].payload, payload, "{place}");
-            assert_eq!(found[0].version, 4);
-            assert_eq!(source(&found[0]), from);
-        }
-        sender
-            .send_to(b"passes", other.local_addr().unwrap())
-            .unwrap();
-        let mut buffer = [0; 100];
-        assert_eq!(other.recv(&mut buffer).unwrap(), 6);
-
-        // Without its ring the port is a socket's again.
-        hook.remove(to.ip(), to.port()).unwrap();
-        sender.send_to(b"socket", to).unwrap();
-        assert_eq!(ours.recv(&mut buffer).unwrap(), 6);
-        assert_eq!(&buffer[..6], b"socket");
-        let counters = hook.counters().unwrap();
-        let wanted = Counters {
-            deposited: lengths.len() as u64,
-            ..Counters::default()
-        };
-        assert_eq!(counters, wanted, "{place}");
+    let lengths = [1, 64, 128, 129, 1400, 1472, 8900];
+    for length in lengths {
+        let payload: Vec<u8> = (0..=u8::MAX).cycle().take(length).collect();
+        sender.send_to(&payload, to).unwrap();
+        let found = wait_for(&mut drain, 1);
+        let from = sender.local_addr().unwrap();
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].payload, payload);
+        assert_eq!(found[0].version, 4);
+        assert_eq!(source(&found[0]), from);
     }
+    sender
+        .send_to(b"passes", other.local_addr().unwrap())
+        .unwrap();
+    let mut buffer = [0; 100];
+    assert_eq!(other.recv(&mut buffer).unwrap(), 6);
+
+    // Without a ring the packets reach the socket again.
+    hook.remove(to.ip(), to.port()).unwrap();
+    sender.send_to(b"socket", to).unwrap();
+    assert_eq!(ours.recv(&mut buffer).unwrap(), 6);
+    assert_eq!(&buffer[..6], b"socket");
+    let counters = hook.counters().unwrap();
+    let wanted = Counters {
+        deposited: lengths.len() as u64,
+        ..Counters::default()
+    };
+    assert_eq!(counters, wanted);
 }
 
 fn source(deposit: &Deposit) -> SocketAddr {
@@ -129,7 +122,7 @@ fn source(deposit: &Deposit) -> SocketAddr {
     (IpAddr::from([a, b, c, d]), deposit.port).into()
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !is_so() {
@@ -139,51 +132,49 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
-fn what_is_not_a_plain_packet_to_the_port_reaches_its_socket() {
+fn packets_that_the_program_does_not_take_reach_their_socket() {
     let Some(testbed) = testbed() else { return };
-    for place in [Place::Tcx, Place::XdpGeneric, Place::XdpNative] {
-        let hook = attach(&testbed, 2, place);
-        let ring = create_ring(RING_BYTES).unwrap();
-        let mut drain = Drain::open(ring.as_fd());
-        let (sender, ours) = (socket(&testbed, 1), socket(&testbed, 2));
-        let to = ours.local_addr().unwrap();
-        hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
+    let hook = attach(&testbed, 2);
+    let ring = create_ring(RING_BYTES).unwrap();
+    let mut drain = Drain::open(ring.as_fd());
+    let (sender, ours) = (socket(&testbed, 1), socket(&testbed, 2));
+    let to = ours.local_addr().unwrap();
+    hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
 
-        // TCP to the same address and port.
-        let listener = testbed
-            .inside(2, || TcpListener::bind(to))
-            .unwrap()
-            .unwrap();
-        let stream = testbed.inside(1, || TcpStream::connect(to)).unwrap();
-        stream.unwrap().write_all(b"stream").unwrap();
-        let mut text = String::new();
-        listener
-            .accept()
-            .unwrap()
-            .0
-            .read_to_string(&mut text)
-            .unwrap();
-        assert_eq!(text, "stream");
+    // TCP to the same address and port.
+    let listener = testbed
+        .inside(2, || TcpListener::bind(to))
+        .unwrap()
+        .unwrap();
+    let stream = testbed.inside(1, || TcpStream::connect(to)).unwrap();
+    stream.unwrap().write_all(b"stream").unwrap();
+    let mut text = String::new();
+    listener
+        .accept()
+        .unwrap()
+        .0
+        .read_to_string(&mut text)
+        .unwrap();
+    assert_eq!(text, "stream");
 
-        ping(&testbed, to.ip());
+    ping(&testbed, to.ip());
 
-        let mut buffer = vec![0; 65_536];
-        sender.send_to(&[7; 20_000], to).unwrap();
-        assert_eq!(ours.recv(&mut buffer).unwrap(), 20_000);
-        send_options(&sender);
-        sender.send_to(b"options", to).unwrap();
-        assert_eq!(ours.recv(&mut buffer).unwrap(), 7);
-        assert_eq!(drain.take(), []);
-        let wanted = Counters {
-            fragments: 1,
-            options: 1,
-            ..Counters::default()
-        };
-        assert_eq!(hook.counters().unwrap(), wanted, "{place}");
-    }
+    let mut buffer = vec![0; 65_536];
+    sender.send_to(&[7; 20_000], to).unwrap();
+    assert_eq!(ours.recv(&mut buffer).unwrap(), 20_000);
+    send_options(&sender);
+    sender.send_to(b"options", to).unwrap();
+    assert_eq!(ours.recv(&mut buffer).unwrap(), 7);
+    assert_eq!(drain.take(), []);
+    let wanted = Counters {
+        fragments: 1,
+        options: 1,
+        ..Counters::default()
+    };
+    assert_eq!(hook.counters().unwrap(), wanted);
 }
 
-/// Sends with IP options from now on: four bytes that do nothing.
+/// Adds IP options to all further packets: four no-op bytes.
 fn send_options(socket: &UdpSocket) {
     set_option(
         socket.as_fd(),
@@ -200,7 +191,7 @@ pub(super) fn mac(testbed: &Testbed, node: u32) -> [u8; 6] {
     found.unwrap().unwrap().1
 }
 
-/// An echo request from node 1 is answered.
+/// Checks that an echo request from node 1 is answered.
 fn ping(testbed: &Testbed, to: IpAddr) {
     let socket = testbed.inside(1, || {
         rustix::net::socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::ICMP))
@@ -220,31 +211,29 @@ fn ping(testbed: &Testbed, to: IpAddr) {
 #[test]
 fn packets_that_find_the_ring_full_reach_the_socket() {
     let Some(testbed) = testbed() else { return };
-    for place in [Place::Tcx, Place::XdpGeneric] {
-        let hook = attach(&testbed, 2, place);
-        let ring = create_ring(4096).unwrap();
-        let mut drain = Drain::open(ring.as_fd());
-        let (sender, ours) = (socket(&testbed, 1), socket(&testbed, 2));
-        let to = ours.local_addr().unwrap();
-        hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
-        assert_eq!(hook.full(to.ip(), to.port()).unwrap(), 0);
-        // A record of 1400 B takes 1568: two fit.
-        let mut buffer = vec![0; 9000];
-        for number in 0..5_u8 {
-            sender.send_to(&[number; 1400], to).unwrap();
-        }
-        let deposited = wait_for(&mut drain, 2);
-        let deposited: Vec<u8> = deposited.iter().map(|found| found.payload[0]).collect();
-        assert_eq!(deposited, [0, 1], "{place}");
-        for number in 2..5 {
-            assert_eq!(ours.recv(&mut buffer).unwrap(), 1400);
-            assert_eq!(buffer[0], number);
-        }
-        assert_eq!(hook.full(to.ip(), to.port()).unwrap(), 3);
-        assert_eq!(hook.counters().unwrap().full, 3);
-        sender.send_to(&[9; 1400], to).unwrap();
-        assert_eq!(wait_for(&mut drain, 1)[0].payload, [9; 1400]);
+    let hook = attach(&testbed, 2);
+    let ring = create_ring(4096).unwrap();
+    let mut drain = Drain::open(ring.as_fd());
+    let (sender, ours) = (socket(&testbed, 1), socket(&testbed, 2));
+    let to = ours.local_addr().unwrap();
+    hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
+    assert_eq!(hook.full(to.ip(), to.port()).unwrap(), 0);
+    // A record for 1400 B takes 1568 B, so two fit.
+    let mut buffer = vec![0; 9000];
+    for number in 0..5_u8 {
+        sender.send_to(&[number; 1400], to).unwrap();
     }
+    let deposited = wait_for(&mut drain, 2);
+    let deposited: Vec<u8> = deposited.iter().map(|found| found.payload[0]).collect();
+    assert_eq!(deposited, [0, 1]);
+    for number in 2..5 {
+        assert_eq!(ours.recv(&mut buffer).unwrap(), 1400);
+        assert_eq!(buffer[0], number);
+    }
+    assert_eq!(hook.full(to.ip(), to.port()).unwrap(), 3);
+    assert_eq!(hook.counters().unwrap().full, 3);
+    sender.send_to(&[9; 1400], to).unwrap();
+    assert_eq!(wait_for(&mut drain, 1)[0].payload, [9; 1400]);
 }
 
 /// Names of the programs at the ingress of a node's interface.
@@ -254,7 +243,9 @@ fn ingress(testbed: &Testbed, node: u32) -> Vec<String> {
         .inside(node, || attached(&interface))
         .unwrap()
         .unwrap();
-    let ingress = all.into_iter().filter(|found| found.side == Side::Ingress);
+    let ingress = all
+        .into_iter()
+        .filter(|found| found.side == TrafficDirection::Ingress);
     ingress.map(|found| found.name.unwrap()).collect()
 }
 
@@ -265,21 +256,21 @@ fn programs_of_others_stay_and_run_before_ours() {
     code.set(Reg::R0, -1);
     code.exit();
     let code = code.finish().linked(&[]);
-    let (kind, at) = (ProgramKind::SchedCls, AttachKind::TcxIngress);
-    let program = sys::load(kind, at, "somebody", &code).unwrap();
+    let at = AttachKind::TcxIngress;
+    let program = sys::load(at, "another", &code).unwrap();
     let index = interface(&testbed, 2).index;
-    let theirs = testbed.inside(2, || sys::attach(program.as_fd(), index, at, 0));
+    let theirs = testbed.inside(2, || sys::attach(program.as_fd(), index, at));
     let theirs = theirs.unwrap().unwrap();
 
-    let hook = attach(&testbed, 2, Place::Tcx);
-    assert_eq!(ingress(&testbed, 2), ["somebody", "dipole_ingress"]);
+    let hook = attach(&testbed, 2);
+    assert_eq!(ingress(&testbed, 2), ["another", "dipole_ingress"]);
     drop(hook);
-    until("ours goes", || ingress(&testbed, 2) == ["somebody"]);
+    until("ours goes", || ingress(&testbed, 2) == ["another"]);
     drop(theirs);
     until("theirs goes", || ingress(&testbed, 2).is_empty());
 }
 
-/// A process that ends with SIGKILL when this is dropped.
+/// A process that is killed with SIGKILL when this is dropped.
 struct Holder(std::process::Child);
 
 impl Drop for Holder {
@@ -292,41 +283,39 @@ impl Drop for Holder {
 #[test]
 fn nothing_is_attached_when_the_last_holder_has_been_killed() {
     let Some(testbed) = testbed() else { return };
-    for place in [Place::Tcx, Place::XdpGeneric] {
-        let hook = attach(&testbed, 2, place);
-        let ring = create_ring(RING_BYTES).unwrap();
-        let mut drain = Drain::open(ring.as_fd());
-        let (sender, ours) = (socket(&testbed, 1), socket(&testbed, 2));
-        let to = ours.local_addr().unwrap();
-        hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
-        // Another process holds the link, and knows nothing of it.
-        let link = hook.link.try_clone().unwrap();
-        let holder = Holder(
-            Command::new("sleep")
-                .arg("1000")
-                .stdin(link)
-                .spawn()
-                .unwrap(),
-        );
-        drop(hook);
-        sender.send_to(b"held", to).unwrap();
-        assert_eq!(wait_for(&mut drain, 1)[0].payload, b"held", "{place}");
+    let hook = attach(&testbed, 2);
+    let ring = create_ring(RING_BYTES).unwrap();
+    let mut drain = Drain::open(ring.as_fd());
+    let (sender, ours) = (socket(&testbed, 1), socket(&testbed, 2));
+    let to = ours.local_addr().unwrap();
+    hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
+    // Another process holds the link without using it.
+    let link = hook.link.try_clone().unwrap();
+    let holder = Holder(
+        Command::new("sleep")
+            .arg("1000")
+            .stdin(link)
+            .spawn()
+            .unwrap(),
+    );
+    drop(hook);
+    sender.send_to(b"held", to).unwrap();
+    assert_eq!(wait_for(&mut drain, 1)[0].payload, b"held");
 
-        drop(holder);
-        until("the program goes", || {
-            sender.send_to(b"socket", to).unwrap();
-            drain.take().is_empty()
-        });
-        let mut buffer = [0; 100];
-        assert_eq!(ours.recv(&mut buffer).unwrap(), 6);
-        assert_eq!(ingress(&testbed, 2), [""; 0]);
-    }
+    drop(holder);
+    until("the program goes", || {
+        sender.send_to(b"socket", to).unwrap();
+        drain.take().is_empty()
+    });
+    let mut buffer = [0; 100];
+    assert_eq!(ours.recv(&mut buffer).unwrap(), 6);
+    assert_eq!(ingress(&testbed, 2), [""; 0]);
 }
 
 #[test]
-fn a_hook_is_taken_over_by_its_descriptors() {
+fn a_hook_is_taken_over_through_its_descriptors() {
     let Some(testbed) = testbed() else { return };
-    let hook = attach(&testbed, 2, Place::Tcx);
+    let hook = attach(&testbed, 2);
     let ring = create_ring(RING_BYTES).unwrap();
     let mut drain = Drain::open(ring.as_fd());
     let (sender, ours) = (socket(&testbed, 1), socket(&testbed, 2));
@@ -338,13 +327,13 @@ fn a_hook_is_taken_over_by_its_descriptors() {
     };
     let mut wrong = kept();
     wrong.swap(0, 1);
-    let wrong = Hook::from_descriptors(hook.interface(), Place::Tcx, wrong).unwrap_err();
+    let wrong = Hook::from_descriptors(hook.interface(), wrong).unwrap_err();
     assert!(wrong.to_string().contains("net0"), "{wrong}");
     let mut wrong = kept();
     wrong.swap(2, 3);
-    assert!(Hook::from_descriptors(hook.interface(), Place::Tcx, wrong).is_err());
+    assert!(Hook::from_descriptors(hook.interface(), wrong).is_err());
 
-    let taken = Hook::from_descriptors(hook.interface(), Place::Tcx, kept()).unwrap();
+    let taken = Hook::from_descriptors(hook.interface(), kept()).unwrap();
     drop(hook);
     sender.send_to(b"kept", to).unwrap();
     assert_eq!(wait_for(&mut drain, 1)[0].payload, b"kept");
@@ -352,9 +341,9 @@ fn a_hook_is_taken_over_by_its_descriptors() {
 }
 
 #[test]
-fn a_ring_is_replaced_in_mid_stream_and_nothing_is_lost() {
+fn replacing_a_ring_during_traffic_loses_nothing() {
     let Some(testbed) = testbed() else { return };
-    let hook = attach(&testbed, 2, Place::Tcx);
+    let hook = attach(&testbed, 2);
     let (sender, ours) = (socket(&testbed, 1), socket(&testbed, 2));
     let to = ours.local_addr().unwrap();
     let mut next = 0_u32;
@@ -362,7 +351,7 @@ fn a_ring_is_replaced_in_mid_stream_and_nothing_is_lost() {
     for _ in 0..20 {
         let ring = create_ring(RING_BYTES).unwrap();
         let mut drain = Drain::open(ring.as_fd());
-        // Packets come while the ring is entered; the first go to the former one.
+        // Packets arrive while the ring is replaced; the first go into the old one.
         let sent = std::thread::scope(|scope| {
             let sending = scope.spawn(|| {
                 (next..next + 50).for_each(|number| {
@@ -395,7 +384,7 @@ fn a_ring_is_replaced_in_mid_stream_and_nothing_is_lost() {
 #[test]
 fn addresses_of_several_hosts_and_other_maps_are_refused() {
     let Some(testbed) = testbed() else { return };
-    let hook = attach(&testbed, 2, Place::Tcx);
+    let hook = attach(&testbed, 2);
     let ring = create_ring(RING_BYTES).unwrap();
     for address in ["0.0.0.0", "224.0.0.1", "255.255.255.255", "::", "ff02::1"] {
         let refused = hook
@@ -414,7 +403,7 @@ fn addresses_of_several_hosts_and_other_maps_are_refused() {
 }
 
 #[test]
-fn an_error_says_interface_step_and_what_is_missing() {
+fn an_error_names_interface_step_and_missing_capability() {
     let error = HookError::Refused {
         interface: "eth1".to_owned(),
         step: Step::Tcx,
@@ -432,11 +421,9 @@ fn an_error_says_interface_step_and_what_is_missing() {
         index: 1,
         name: "nosuch0".to_owned(),
     };
-    let error = Hook::attach(&interface, Place::Tcx)
-        .unwrap_err()
-        .to_string();
+    let error = Hook::attach(&interface).unwrap_err().to_string();
     assert!(
-        error.contains("nosuch0: asking for its hardware address"),
+        error.contains("nosuch0: querying its hardware address"),
         "{error}"
     );
 }

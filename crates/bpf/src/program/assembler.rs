@@ -59,12 +59,9 @@ pub(crate) enum Helper {
     MapLookup = 1,
     SkbLoadBytes = 26,
     SocketCookie = 46,
-    RedirectMap = 51,
     RingReserve = 131,
     RingSubmit = 132,
     RingDiscard = 133,
-    XdpLength = 188,
-    XdpLoadBytes = 189,
 }
 
 /// The second operand.

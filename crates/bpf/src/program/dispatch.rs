@@ -1,9 +1,8 @@
-//! The program at an interface's ingress: it puts small packets of ours into the ring of
-//! their process and passes everything else on, untouched.
+//! The program at an interface's TCX ingress: it puts small packets for this node's processes into
+//! their rings and passes everything else on, untouched.
 //!
-//! One generator for TCX, where packets are `sk_buff`s, and XDP. What it takes and
-//! why it passes on is told in `docs/design/bpf.md`. The path of foreign packets is short:
-//! three bytes of a frame say that it is not UDP.
+//! `docs/design/bpf.md` lists what it takes and why it passes packets on. Other traffic takes a short
+//! path: three bytes of a frame show that it is not UDP.
 
 use super::assembler::{Assembler, Helper, Label, Math, Program, Reg, Size, When};
 use super::maps::{COUNTERS, FULL, RINGS, Reason};
@@ -15,56 +14,12 @@ use crate::layout::{CLASSES, MAX_PAYLOAD_BYTES, RECORD_HEADER_BYTES};
 
 use Reg::{Frame, R0, R1, R2, R3, R4, R5, R6, R7, R8, R9};
 
-/// Where the program runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hooked {
-    Tcx,
-    /// XDP does not know whom a frame is for: it is compared with the interface's address.
-    Xdp {
-        mac: [u8; 6],
-    },
-}
+/// Return value for a packet that was put into a ring: `TCX_DROP`.
+pub(crate) const TAKEN: i32 = 2;
+/// Return value for a packet that is passed on, also to other programs: `TCX_NEXT`.
+pub(crate) const PASSED: i32 = -1;
 
-/// What the program returns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Verdicts {
-    pub(crate) taken: i32,
-    pub(crate) passed: i32,
-}
-
-impl Hooked {
-    pub(crate) fn verdicts(self) -> Verdicts {
-        match self {
-            // TCX_DROP; TCX_NEXT, so that programs of others run.
-            Self::Tcx => Verdicts {
-                taken: 2,
-                passed: -1,
-            },
-            // XDP_DROP, XDP_PASS.
-            Self::Xdp { .. } => Verdicts {
-                taken: 1,
-                passed: 2,
-            },
-        }
-    }
-
-    /// Offsets in the context: packet, its end, number of the interface.
-    fn fields(self) -> (i16, i16, i16) {
-        match self {
-            Self::Tcx => (skb::DATA, skb::DATA_END, skb::IFINDEX),
-            Self::Xdp { .. } => (0, 4, 12),
-        }
-    }
-
-    fn load_bytes(self) -> Helper {
-        match self {
-            Self::Tcx => Helper::SkbLoadBytes,
-            Self::Xdp { .. } => Helper::XdpLoadBytes,
-        }
-    }
-}
-
-/// Places on the stack. A copy of the headers lies so that the IP header is aligned.
+/// Stack offsets. A copy of the headers is placed so that the IP header is aligned.
 const HEADERS: i16 = -62;
 const KEY: i16 = -88;
 const INDEX: i16 = -92;
@@ -75,27 +30,25 @@ const PLAIN_V4: i32 = 0x45;
 
 struct Writer {
     code: Assembler,
-    hooked: Hooked,
-    /// Return "passed".
+    /// Returns [`PASSED`].
     pass: Label,
-    /// Count the reason and pass, by the reason's number.
+    /// By reason: counts it and passes the packet on.
     refused: [Label; Reason::ALL.len()],
 }
 
-/// A length that is known to be short, as an operand.
+/// A short length as an operand.
 fn constant(value: usize) -> i32 {
     i32::try_from(value).expect("lengths of packets are small")
 }
 
-/// The ingress program. R6 is the context, R7 the length of the payload, R8 points
-/// to the headers, in the packet or copied to the stack, R9 to the ring, then the record.
-pub(crate) fn program(hooked: Hooked) -> Program {
+/// The ingress program. R6 holds the context, R7 the length of the payload, R8 points to the headers
+/// (in the packet, or copied to the stack), R9 to the ring and later to the record.
+pub(crate) fn program() -> Program {
     let mut code = Assembler::default();
     let pass = code.label();
     let refused = Reason::ALL.map(|_| code.label());
     let mut writer = Writer {
         code,
-        hooked,
         pass,
         refused,
     };
@@ -112,14 +65,13 @@ pub(crate) fn program(hooked: Hooked) -> Program {
 }
 
 impl Writer {
-    /// Goes on at a label, for IPv4 and IPv6, with R8 = headers, if it is UDP on IP.
+    /// Jumps to the label for IPv4 or IPv6, with R8 = headers, if it is UDP over IP.
     fn find_udp(&mut self, found: [Label; 2]) {
-        let (data, data_end, _) = self.hooked.fields();
         let copied = self.code.label();
         let code = &mut self.code;
         code.set(R6, R1);
-        code.load(Size::Word, R8, R6, data);
-        code.load(Size::Word, R3, R6, data_end);
+        code.load(Size::Word, R8, R6, skb::DATA);
+        code.load(Size::Word, R3, R6, skb::DATA_END);
         code.set(R4, R8);
         code.math(Math::Add, R4, i32::from(Ip::V4.payload()));
         code.jump_if(R4, When::Greater, R3, copied);
@@ -130,7 +82,7 @@ impl Writer {
         code.jump_if(R4, When::Greater, R3, copied);
         code.jump(found[1]);
 
-        // The headers do not lie in one piece, or are not all there.
+        // The headers are not contiguous, or incomplete.
         code.place(copied);
         self.copy_headers(0, Ip::V4.payload());
         self.code.set(R8, Frame);
@@ -140,7 +92,7 @@ impl Writer {
         self.code.jump(found[1]);
     }
 
-    /// Jumps if it is UDP on IPv4, goes on if on IPv6, else passes.
+    /// Jumps if it is UDP over IPv4, continues if it is UDP over IPv6, otherwise passes.
     fn look_for_udp(&mut self, found4: Label) {
         let six = self.code.label();
         let (code, pass) = (&mut self.code, self.pass);
@@ -155,29 +107,25 @@ impl Writer {
         code.jump_if(R4, When::Different, UDP, pass);
     }
 
-    /// Copies these bytes of the frame to the stack, or passes if it is shorter.
+    /// Copies a range of the frame to the stack, or passes if the frame is shorter.
     fn copy_headers(&mut self, from: i16, to: i16) {
-        let load_bytes = self.hooked.load_bytes();
         let (code, pass) = (&mut self.code, self.pass);
         code.set(R1, R6);
         code.set(R2, i32::from(from));
         code.set(R3, Frame);
         code.math(Math::Add, R3, i32::from(HEADERS + from));
         code.set(R4, i32::from(to - from));
-        code.call(load_bytes);
+        code.call(Helper::SkbLoadBytes);
         code.jump_if(R0, When::Different, 0, pass);
     }
 
     /// R9 = the ring of the packet's destination; passes if there is none.
     fn find_ring(&mut self, ip: Ip) {
-        let (_, _, ifindex) = self.hooked.fields();
         let (keyed, options) = (self.code.label(), self.code.label());
         let (code, pass) = (&mut self.code, self.pass);
-        if self.hooked == Hooked::Tcx {
-            // A tagged packet comes again at the VLAN's own interface, untagged, if it is for us.
-            code.load(Size::Word, R4, R6, skb::VLAN_PRESENT);
-            code.jump_if(R4, When::Different, 0, pass);
-        }
+        // A tagged packet for us returns untagged on the VLAN\'s own interface.
+        code.load(Size::Word, R4, R6, skb::VLAN_PRESENT);
+        code.jump_if(R4, When::Different, 0, pass);
         code.load(Size::Byte, R4, R8, ETHERNET_BYTES);
         if ip.version == 4 {
             // Only the first fragment has ports.
@@ -204,7 +152,7 @@ impl Writer {
                 }
             }
         }
-        code.load(Size::Word, R4, R6, ifindex);
+        code.load(Size::Word, R4, R6, skb::IFINDEX);
         code.store(Size::Word, Frame, KEY + 16, R4);
         code.store(Size::Half, Frame, KEY + 20, R5);
         code.store(Size::Half, Frame, KEY + 22, i32::from(ip.version));
@@ -215,20 +163,19 @@ impl Writer {
             let ready = code.label();
             code.jump(ready);
             code.place(options);
-            self.load_port_behind_options(keyed);
+            self.load_port_after_options(keyed);
             self.code.place(ready);
         }
     }
 
-    /// R4 is the first byte of the header; R5 = destination port.
-    fn load_port_behind_options(&mut self, keyed: Label) {
-        let load_bytes = self.hooked.load_bytes();
+    /// Given the first byte of the header in R4, sets R5 to the destination port.
+    fn load_port_after_options(&mut self, keyed: Label) {
         let (code, pass) = (&mut self.code, self.pass);
         code.set(R2, R4);
         code.math(Math::And, R4, 0xf0);
         code.jump_if(R4, When::Different, 0x40, pass);
         code.math(Math::And, R2, 0x0f);
-        // Words; fewer than five are no header.
+        // Header length in words; less than five is invalid.
         let enough = code.label();
         code.jump_if(R2, When::Greater, 5, enough);
         code.jump(pass);
@@ -239,13 +186,13 @@ impl Writer {
         code.set(R3, Frame);
         code.math(Math::Add, R3, i32::from(PORT));
         code.set(R4, 2);
-        code.call(load_bytes);
+        code.call(Helper::SkbLoadBytes);
         code.jump_if(R0, When::Different, 0, pass);
         code.load(Size::Half, R5, Frame, PORT);
         code.jump(keyed);
     }
 
-    /// R7 = bytes of payload; refuses what the socket must handle.
+    /// Sets R7 to the payload length; refuses packets that the socket must handle.
     fn check(&mut self, ip: Ip) {
         let refused = self.refused;
         let refuse = |reason: Reason| refused[reason as usize];
@@ -257,23 +204,10 @@ impl Writer {
             let bits = network_16(FRAGMENT);
             code.jump_if(R4, When::AnyBit, bits, refuse(Reason::Fragment));
         }
-        match self.hooked {
-            Hooked::Tcx => {
-                // PACKET_HOST is 0.
-                code.load(Size::Word, R4, R6, skb::PKT_TYPE);
-                code.jump_if(R4, When::Different, 0, refuse(Reason::OtherHost));
-                code.load(Size::Word, R0, R6, skb::LEN);
-            }
-            Hooked::Xdp { mac } => {
-                for (at, half) in (0..).step_by(2).zip(mac.chunks_exact(2)) {
-                    let half = network_16(u16::from_be_bytes([half[0], half[1]]));
-                    code.load(Size::Half, R4, R8, at);
-                    code.jump_if(R4, When::Different, half, refuse(Reason::OtherHost));
-                }
-                code.set(R1, R6);
-                code.call(Helper::XdpLength);
-            }
-        }
+        // PACKET_HOST is 0.
+        code.load(Size::Word, R4, R6, skb::PKT_TYPE);
+        code.jump_if(R4, When::Different, 0, refuse(Reason::OtherHost));
+        code.load(Size::Word, R0, R6, skb::LEN);
         let length = refuse(Reason::Length);
         code.load(Size::Half, R7, R8, ip.udp() + 4);
         code.order_16(R7);
@@ -282,12 +216,12 @@ impl Writer {
         code.set(R5, R7);
         code.math(Math::Add, R5, i32::from(ip.counted));
         code.jump_if(R5, When::Different, R4, length);
-        // A frame may be longer than its packet: short ones are padded.
+        // A frame may be longer than its packet, because short ones are padded.
         code.set(R5, R7);
         code.math(Math::Add, R5, i32::from(ip.udp()));
         code.jump_if(R5, When::Greater, R0, length);
         code.math(Math::Add, R7, -i32::from(ip.payload() - ip.udp()));
-        // Below zero, as an unsigned number.
+        // A negative length is a large unsigned number.
         code.jump_if(R7, When::Greater, i32::from(u16::MAX), length);
         let limit = constant(MAX_PAYLOAD_BYTES);
         code.jump_if(R7, When::Greater, limit, refuse(Reason::TooLong));
@@ -300,13 +234,11 @@ impl Writer {
     /// Puts the packet into the ring R9 and returns "taken".
     fn deposit(&mut self, ip: Ip) {
         let (fill, unreadable, counted) = (self.code.label(), self.code.label(), self.code.label());
-        let load_bytes = self.hooked.load_bytes();
         let full = self.refused[Reason::Full as usize];
         let code = &mut self.code;
         for class in CLASSES {
             let larger = code.label();
-            // Also in the last class, whose bound is known already: it costs one
-            // instruction and all classes are alike.
+            // The check is redundant for the last class, but costs only one instruction.
             code.jump_if(R7, When::Greater, constant(class), larger);
             code.set(R1, R9);
             code.set(R2, constant(RECORD_HEADER_BYTES + class));
@@ -325,7 +257,7 @@ impl Writer {
         code.set(R3, R9);
         code.math(Math::Add, R3, constant(RECORD_HEADER_BYTES));
         code.set(R4, R7);
-        code.call(load_bytes);
+        code.call(Helper::SkbLoadBytes);
         code.jump_if(R0, When::Different, 0, unreadable);
         if ip.version == 4 {
             code.load(Size::Word, R4, R8, ip.source);
@@ -350,7 +282,7 @@ impl Writer {
         code.set(R7, Reason::Deposited as i32);
         count(code, counted);
         code.place(counted);
-        code.set(R0, self.hooked.verdicts().taken);
+        code.set(R0, TAKEN);
         code.exit();
 
         code.place(unreadable);
@@ -360,12 +292,12 @@ impl Writer {
         code.jump(self.refused[Reason::Unreadable as usize]);
     }
 
-    /// Where refused packets end, and foreign ones.
+    /// Counts refused packets, and passes them and other traffic on.
     fn end(&mut self) {
         let counting = self.code.label();
         let code = &mut self.code;
         for (reason, label) in Reason::ALL.into_iter().zip(self.refused) {
-            // The kernel refuses code that nobody reaches.
+            // The kernel rejects unreachable code.
             if !code.is_used(label) {
                 continue;
             }
@@ -384,12 +316,12 @@ impl Writer {
         code.place(counting);
         count(code, self.pass);
         code.place(self.pass);
-        code.set(R0, self.hooked.verdicts().passed);
+        code.set(R0, PASSED);
         code.exit();
     }
 }
 
-/// R0 = where the map has the value of the key on the stack, or 0.
+/// R0 = address of the map value for the key on the stack, or 0.
 pub(super) fn look_up(code: &mut Assembler, map: i32, key: i16) {
     code.load_map(R1, map);
     code.set(R2, Frame);
@@ -397,7 +329,7 @@ pub(super) fn look_up(code: &mut Assembler, map: i32, key: i16) {
     code.call(Helper::MapLookup);
 }
 
-/// Counts the reason in R7. Counters belong to one CPU: no other writes them.
+/// Counts the reason in R7. Counters are per CPU, so no other CPU writes them.
 fn count(code: &mut Assembler, done: Label) {
     code.store(Size::Word, Frame, INDEX, R7);
     look_up(code, COUNTERS, INDEX);

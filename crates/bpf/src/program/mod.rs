@@ -10,6 +10,5 @@ pub(super) mod maps;
 #[cfg(test)]
 pub(super) mod model;
 mod packet;
-pub(super) mod queue;
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,6 @@ use std::net::IpAddr;
 
 use proptest::prelude::*;
 
-use super::dispatch::Hooked;
 use super::maps::{KEY_BYTES, Reason, key};
 use crate::headers;
 use crate::layout::{CLASSES, MAX_PAYLOAD_BYTES};
@@ -100,19 +99,17 @@ fn word(frame: &[u8], at: usize) -> Option<u16> {
 
 /// The rules; `None` for a packet that is passed on uncounted. `ours` tells whether a ring exists.
 pub(crate) fn fate(
-    hooked: Hooked,
     frame: &[u8],
     around: Around,
     ours: impl Fn(&[u8; KEY_BYTES]) -> bool,
 ) -> Option<Fate> {
-    let tcx = hooked == Hooked::Tcx;
     let version = match word(frame, 12)? {
         0x0800 => 4,
         0x86dd => 6,
         _ => return None,
     };
     let udp = if version == 4 { 34 } else { 54 };
-    if frame.len() < udp + 8 || (tcx && around.tagged) {
+    if frame.len() < udp + 8 || around.tagged {
         return None;
     }
     let first = frame[14];
@@ -142,16 +139,12 @@ pub(crate) fn fate(
     if !ours(&key) {
         return None;
     }
-    let own = match hooked {
-        Hooked::Tcx => !around.other_host,
-        Hooked::Xdp { mac } => frame[..6] == mac,
-    };
     let udp_bytes = usize::from(word(frame, udp + 4)?);
     let agree = udp_bytes == total && udp + udp_bytes <= frame.len() && udp_bytes > 8;
     let refused = [
         (options, Reason::Options),
         (fragment, Reason::Fragment),
-        (!own, Reason::OtherHost),
+        (around.other_host, Reason::OtherHost),
         (!agree, Reason::Length),
         (udp_bytes > 8 + MAX_PAYLOAD_BYTES, Reason::TooLong),
     ];

@@ -1,41 +1,33 @@
-//! The programs on an interpreter, against their rules as plain code.
+//! Compares the programs, run by the interpreter, with their rules as plain code.
 
 use std::collections::HashMap;
 
 use proptest::prelude::*;
 
 use super::assembler::Program;
-use super::dispatch::{self, Hooked};
+use super::dispatch::{self, PASSED, TAKEN};
 use super::guard;
 use super::interpreter::{Input, Maps, Ring, run};
 use super::maps::{self, Reason, key};
 use super::model::damaged_packet;
-use super::model::{self, Around, Fate, MAC, PORT, fate, our_address, packet, samples};
+use super::model::{self, Around, Fate, PORT, fate, our_address, packet, samples};
 use super::packet::skb;
 use crate::hook::drain;
 use crate::layout::RECORD_HEADER_BYTES;
 
-const PLACES: [Hooked; 2] = [Hooked::Tcx, Hooked::Xdp { mac: MAC }];
-
-fn input<'a>(hooked: Hooked, frame: &'a [u8], around: Around, linear: usize) -> Input<'a> {
-    let (data, fields) = match hooked {
-        Hooked::Tcx => (
-            [skb::DATA, skb::DATA_END],
-            HashMap::from([
-                (skb::LEN, u32::try_from(frame.len()).unwrap()),
-                (skb::PKT_TYPE, if around.other_host { 3 } else { 0 }),
-                (skb::VLAN_PRESENT, around.tagged.into()),
-                (skb::IFINDEX, model::INTERFACE),
-                (skb::GSO_SIZE, if around.merged { 100 } else { 0 }),
-            ]),
-        ),
-        Hooked::Xdp { .. } => ([0, 4], HashMap::from([(12, model::INTERFACE)])),
-    };
+fn input<'a>(frame: &'a [u8], around: Around, linear: usize) -> Input<'a> {
+    let fields = HashMap::from([
+        (skb::LEN, u32::try_from(frame.len()).unwrap()),
+        (skb::PKT_TYPE, if around.other_host { 3 } else { 0 }),
+        (skb::VLAN_PRESENT, around.tagged.into()),
+        (skb::IFINDEX, model::INTERFACE),
+        (skb::GSO_SIZE, if around.merged { 100 } else { 0 }),
+    ]);
     Input {
         frame,
         linear: linear.min(frame.len()),
         fields,
-        data,
+        data: [skb::DATA, skb::DATA_END],
         cookie: 0,
     }
 }
@@ -56,18 +48,11 @@ fn maps_with_room(room: usize) -> Maps {
     }
 }
 
-/// The program on one packet does what the rules say, whatever part of it lies in one piece.
-fn check(
-    hooked: Hooked,
-    program: &Program,
-    frame: &[u8],
-    around: Around,
-    linear: usize,
-    room: usize,
-) {
+/// Checks that the program follows the rules on one packet, whose first `linear` bytes are contiguous.
+fn check(program: &Program, frame: &[u8], around: Around, linear: usize, room: usize) {
     let mut after = maps_with_room(room);
-    let returned = run(program, &input(hooked, frame, around, linear), &mut after)
-        .unwrap_or_else(|wrong| panic!("{hooked:?}: {wrong}"));
+    let returned = run(program, &input(frame, around, linear), &mut after)
+        .unwrap_or_else(|wrong| panic!("{wrong}"));
     let mut wanted = maps_with_room(room);
     let Maps::Ingress {
         rings,
@@ -77,16 +62,15 @@ fn check(
     else {
         unreachable!()
     };
-    let verdicts = hooked.verdicts();
     let known = |key: &[u8; maps::KEY_BYTES]| [ours(4), ours(6)].contains(key);
-    match fate(hooked, frame, around, known) {
-        None => assert_eq!(returned, verdicts.passed),
+    match fate(frame, around, known) {
+        None => assert_eq!(returned, PASSED),
         Some(Fate::Refused(reason, _)) => {
-            assert_eq!(returned, verdicts.passed);
+            assert_eq!(returned, PASSED);
             counters[reason as usize] += 1;
         }
         Some(Fate::Taken { key, class, .. }) if RECORD_HEADER_BYTES + class > room => {
-            assert_eq!(returned, verdicts.passed);
+            assert_eq!(returned, PASSED);
             counters[Reason::Full as usize] += 1;
             *full.get_mut(&key).unwrap() += 1;
         }
@@ -98,7 +82,7 @@ fn check(
             payload,
             class,
         }) => {
-            assert_eq!(returned, verdicts.taken);
+            assert_eq!(returned, TAKEN);
             counters[Reason::Deposited as usize] += 1;
             let Maps::Ingress { rings: found, .. } = &after else {
                 unreachable!()
@@ -122,26 +106,24 @@ fn check(
             ring.records.clone_from(records);
         }
     }
-    assert_eq!(after, wanted, "{hooked:?}");
+    assert_eq!(after, wanted);
 }
 
 #[test]
-fn each_rule_holds_at_each_place() {
+fn every_rule_holds_for_every_sample() {
     let mut fates = Vec::new();
-    for hooked in PLACES {
-        let program = dispatch::program(hooked);
-        for (what, frame, around) in samples() {
-            eprintln!("{hooked:?}: {what}");
-            for linear in [0, 14, 41, 42, 61, 62, usize::MAX] {
-                check(hooked, &program, &frame, around, linear, usize::MAX);
-            }
-            let known = |key: &[u8; maps::KEY_BYTES]| [ours(4), ours(6)].contains(key);
-            if let Some(Fate::Refused(reason, _)) = fate(hooked, &frame, around, known) {
-                fates.push(reason);
-            }
+    let program = dispatch::program();
+    for (what, frame, around) in samples() {
+        eprintln!("{what}");
+        for linear in [0, 14, 41, 42, 61, 62, usize::MAX] {
+            check(&program, &frame, around, linear, usize::MAX);
+        }
+        let known = |key: &[u8; maps::KEY_BYTES]| [ours(4), ours(6)].contains(key);
+        if let Some(Fate::Refused(reason, _)) = fate(&frame, around, known) {
+            fates.push(reason);
         }
     }
-    // The samples show every reason but those that need a full ring or a changing frame.
+    // The samples cover all reasons except those that need a full ring or a changing frame.
     for reason in &Reason::ALL[2..7] {
         assert!(fates.contains(reason), "{reason:?}");
     }
@@ -149,13 +131,11 @@ fn each_rule_holds_at_each_place() {
 
 #[test]
 fn a_full_ring_is_counted_and_the_packet_passes() {
-    for hooked in PLACES {
-        let program = dispatch::program(hooked);
-        for version in [4, 6] {
-            let frame = packet(version, 64, 0);
-            check(hooked, &program, &frame, Around::default(), usize::MAX, 151);
-            check(hooked, &program, &frame, Around::default(), usize::MAX, 152);
-        }
+    let program = dispatch::program();
+    for version in [4, 6] {
+        let frame = packet(version, 64, 0);
+        check(&program, &frame, Around::default(), usize::MAX, 151);
+        check(&program, &frame, Around::default(), usize::MAX, 152);
     }
 }
 
@@ -171,7 +151,7 @@ fn any_around() -> impl Strategy<Value = Around> {
 const COOKIE: u64 = 7;
 const SENDER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-/// What the egress program does with a frame of a guarded socket; counts what it refuses.
+/// Result of the egress program for a frame of a guarded socket; counts refused frames.
 fn guarded(version: u8, frame: &[u8], around: Around, cookie: u64) -> (i32, u64) {
     let ports = [1, model::FROM_PORT];
     let allowed = maps::allowed(SENDER_MAC, model::their_address(version), ports);
@@ -179,7 +159,7 @@ fn guarded(version: u8, frame: &[u8], around: Around, cookie: u64) -> (i32, u64)
         allowed: HashMap::from([(COOKIE, allowed)]),
         refused: 0,
     };
-    let mut input = input(Hooked::Tcx, frame, around, usize::MAX);
+    let mut input = input(frame, around, usize::MAX);
     input.cookie = cookie;
     let returned = run(&guard::program(), &input, &mut maps);
     let returned = returned.unwrap_or_else(|wrong| panic!("{wrong}"));
@@ -189,7 +169,7 @@ fn guarded(version: u8, frame: &[u8], around: Around, cookie: u64) -> (i32, u64)
     (returned, refused)
 }
 
-/// What a guarded socket may send, as plain code.
+/// The rules for guarded sockets, as plain code.
 fn may_leave(version: u8, frame: &[u8], around: Around) -> bool {
     let good = packet(version, 1, 0);
     let same = |from: usize, to: usize| frame.get(from..to) == good.get(from..to);
@@ -213,12 +193,12 @@ fn may_leave(version: u8, frame: &[u8], around: Around) -> bool {
 }
 
 #[test]
-fn a_guarded_socket_may_send_from_its_own_place_only() {
+fn a_guarded_socket_may_send_only_from_its_own_address() {
     for version in [4, 6] {
         let good = packet(version, 50, 0);
         let plain = Around::default();
         assert_eq!(guarded(version, &good, plain, COOKIE), (guard::PASSES, 0));
-        // Of no concern: somebody else's.
+        // Frames of other sockets pass.
         assert_eq!(guarded(version, &[1; 20], plain, 8), (guard::PASSES, 0));
         assert_eq!(
             guarded(version, &[1; 20], plain, COOKIE),
@@ -266,10 +246,8 @@ proptest! {
         linear in 0_usize..130,
         room in prop_oneof![4 => Just(usize::MAX), 1 => 0_usize..10_000],
     ) {
-        for hooked in PLACES {
-            let program = dispatch::program(hooked);
-            check(hooked, &program, &frame, around, linear, room);
-        }
+        let program = dispatch::program();
+        check(&program, &frame, around, linear, room);
     }
 
     #[test]
@@ -292,9 +270,7 @@ proptest! {
         around in any_around(),
         linear in 0_usize..130,
     ) {
-        for hooked in PLACES {
-            let program = dispatch::program(hooked);
-            check(hooked, &program, &frame, around, linear, usize::MAX);
-        }
+        let program = dispatch::program();
+        check(&program, &frame, around, linear, usize::MAX);
     }
 }

@@ -1,5 +1,5 @@
-//! Sleeping and being woken under loom: every order of the kernel's and the reader's
-//! accesses that the memory model allows, within bounds.
+//! Sleeping and waking under loom: all interleavings of the kernel's and the reader's accesses that the
+//! memory model allows, within bounds.
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
@@ -12,10 +12,10 @@ use super::*;
 
 const RECORD_BYTES: u64 = (PREFIX_BYTES + RECORD_HEADER_BYTES) as u64;
 const RECORDS: u64 = 2;
-/// Switches of thread against its will that are tried in one run.
+/// Maximum preemptions per run.
 const PREEMPTIONS: usize = 3;
 
-/// A word whose accesses loom reorders.
+/// A word whose accesses loom tracks.
 struct Watched(AtomicU64);
 
 impl Word for Watched {
@@ -32,13 +32,13 @@ impl Word for Watched {
     }
 }
 
-/// Records of an empty payload; only their lengths are watched.
+/// Records with an empty payload; only their lengths are tracked.
 struct Shared {
     consumer: Watched,
     producer: Watched,
     lengths: Vec<AtomicU64>,
     data: [u8; 256],
-    /// Wake-ups that the sleeper has not taken.
+    /// Wake-ups that the sleeper has not consumed.
     bell: (Mutex<bool>, Condvar),
 }
 
@@ -71,7 +71,7 @@ impl Memory for Model {
     }
 }
 
-/// What the kernel does for a packet, on one of its cores.
+/// Writes a packet as the kernel does, on one of its cores.
 fn deposit(model: &Model, position: u64) {
     let shared = &model.0;
     let length = u64::from(u32::try_from(RECORD_HEADER_BYTES).expect("small"));
@@ -91,12 +91,12 @@ fn deposit(model: &Model, position: u64) {
 }
 
 #[test]
-fn no_order_of_events_leaves_a_sleeper_asleep() {
+fn no_interleaving_leaves_a_sleeper_asleep() {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(PREEMPTIONS);
     builder.check(|| {
         let mut data = [0; 256];
-        // Of IP version 4, from nowhere, empty.
+        // IP version 4, no sender, empty.
         for record in 0..RECORDS {
             let at = usize::try_from(record * RECORD_BYTES).expect("small") + PREFIX_BYTES;
             data[at + 20] = 4;

@@ -1,4 +1,4 @@
-//! The reader beside a kernel that is played: what it reads, gives back, and refuses.
+//! Tests of the reader with a simulated kernel.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -30,17 +30,17 @@ impl Kernel {
     }
 
     fn producer(&self) -> &AtomicU64 {
-        // SAFETY: in the ring's memory, which the test keeps longer than this.
+        // SAFETY: in the ring's memory, which the test keeps alive.
         unsafe { self.producer.cast().as_ref() }
     }
 
     fn header(&self, position: u64) -> [&AtomicU32; 2] {
         let at = usize::try_from(position).expect("a short test") % RING_BYTES;
-        // SAFETY: as above; records begin at multiples of 8. The data lie there twice.
+        // SAFETY: as above; records start at multiples of 8. The data is mapped twice.
         [at, at + RING_BYTES].map(|at| unsafe { self.data.add(at).cast().as_ref() })
     }
 
-    /// Room for a record: where it is, or nothing if the ring is full.
+    /// Reserves a record: its position, or `None` if the ring is full.
     fn reserve(&mut self, ring: &Ring<Mapping>, length: usize) -> Option<u64> {
         let position = self.written;
         let next = position + (length as u64 + 8).next_multiple_of(8);
@@ -61,7 +61,7 @@ impl Kernel {
         for (index, byte) in record.iter().enumerate() {
             let at = (usize::try_from(position).expect("short") + 8 + index) % RING_BYTES;
             for at in [at, at + RING_BYTES] {
-                // SAFETY: inside the data; the record is not finished, so nobody reads it.
+                // SAFETY: inside the data; the record is unfinished, so it is not read.
                 unsafe { self.data.add(at).write(*byte) };
             }
         }
@@ -107,7 +107,7 @@ fn v4(port: u16, payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn packets_are_read_where_they_lie_and_given_back_by_the_next_poll() {
+fn packets_are_read_in_place_and_returned_by_the_next_poll() {
     let (mut kernel, mut ring) = Kernel::with_ring();
     assert_eq!(ring.poll(), Ok(0));
     for number in 0..200_u16 {
@@ -126,7 +126,7 @@ fn packets_are_read_where_they_lie_and_given_back_by_the_next_poll() {
 }
 
 #[test]
-fn senders_of_the_other_ip_version_have_their_scope() {
+fn ipv6_senders_get_their_scope() {
     let (mut kernel, mut ring) = Kernel::with_ring();
     let far: Ipv6Addr = "2001:db8::7".parse().expect("an address");
     let near: Ipv6Addr = "fe80::7".parse().expect("an address");
@@ -139,7 +139,7 @@ fn senders_of_the_other_ip_version_have_their_scope() {
 }
 
 #[test]
-fn a_record_that_is_being_written_holds_up_those_behind_it_and_one_given_up_does_not() {
+fn an_unfinished_record_holds_up_later_ones_and_a_discarded_one_does_not() {
     let (mut kernel, mut ring) = Kernel::with_ring();
     let first = kernel.reserve(&ring, 152).expect("room");
     assert_eq!(kernel.push(&ring, &v4(2, b"second")), Some(false));
@@ -150,7 +150,7 @@ fn a_record_that_is_being_written_holds_up_those_behind_it_and_one_given_up_does
 }
 
 #[test]
-fn a_full_ring_takes_no_more_until_something_is_given_back() {
+fn a_full_ring_takes_no_more_until_something_is_returned() {
     let (mut kernel, mut ring) = Kernel::with_ring();
     let mut filled = 0;
     while kernel.push(&ring, &v4(filled, b"much")).is_some() {
@@ -174,13 +174,13 @@ fn a_sleeper_is_woken_and_an_awake_reader_is_not() {
     assert!(!ring.arm(), "something is there");
     assert_eq!(ring.poll(), Ok(1));
     assert!(ring.arm());
-    // Another thread reads while this one sleeps: it sleeps on.
+    // If another thread reads while this one sleeps, the sleep continues.
     assert_eq!(ring.poll(), Ok(0));
     assert_eq!(kernel.push(&ring, &v4(4, b"wake again")), Some(true));
 }
 
 #[test]
-fn a_reader_goes_on_where_the_one_before_slept() {
+fn a_reader_continues_where_an_earlier_one_slept() {
     let (mut kernel, mut ring) = Kernel::with_ring();
     kernel.push(&ring, &v4(1, b"read"));
     assert_eq!(ring.poll(), Ok(1));
@@ -192,7 +192,7 @@ fn a_reader_goes_on_where_the_one_before_slept() {
 }
 
 #[test]
-fn a_reader_that_is_awake_tells_seldom_but_often_enough() {
+fn an_awake_reader_publishes_rarely_but_often_enough() {
     let (mut kernel, mut ring) = Kernel::with_ring();
     let told = |ring: &Ring<Mapping>| ring.memory.consumer().load(Ordering::Acquire);
     let mut changes = 0;
@@ -203,7 +203,7 @@ fn a_reader_that_is_awake_tells_seldom_but_often_enough() {
         assert_eq!(ring.poll(), Ok(1));
         changes += u64::from(told(&ring) != before);
         let unpublished = kernel.written - told(&ring);
-        // And what the last poll shows, and the one before.
+        // And the records of the last two polls.
         assert!(
             unpublished < RING_BYTES as u64 / UNPUBLISHED_SHARE + 128,
             "{unpublished}"
@@ -213,7 +213,7 @@ fn a_reader_that_is_awake_tells_seldom_but_often_enough() {
 }
 
 #[test]
-fn what_no_kernel_writes_is_refused() {
+fn records_that_no_kernel_writes_are_refused() {
     type Spoil = fn(&mut Vec<u8>);
     let spoilt: [(&str, Spoil); 3] = [
         ("shorter than its header", |record| record.truncate(23)),
@@ -249,7 +249,7 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Whatever the kernel's pages hold, nothing outside them is read.
+    /// Whatever the kernel's pages contain, nothing outside them is read.
     #[test]
     fn arbitrary_memory_is_read_within_its_bounds(
         written in any::<u64>(),
@@ -275,7 +275,7 @@ proptest! {
         }
     }
 
-    /// What goes in comes out, in order, over many rounds of the ring.
+    /// Records come out as they went in, over many rounds of the ring.
     #[test]
     fn every_packet_comes_out_once_and_in_order(
         lengths in proptest::collection::vec(0..1000_usize, 1..80),

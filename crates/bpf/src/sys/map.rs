@@ -1,4 +1,4 @@
-//! Maps: what programs and we share.
+//! Maps: memory shared by programs and this process.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,17 +11,15 @@ const MAP_UPDATE: libc::c_int = 2;
 const MAP_DELETE: libc::c_int = 3;
 const MAP_NEXT_KEY: libc::c_int = 4;
 
-/// Memory for elements when they come, not before.
+/// Flag: allocate memory for entries on demand.
 const NO_PREALLOCATION: u32 = 1;
 
-/// What a map is.
+/// Type of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MapKind {
     Hash = 1,
     PerCpuArray = 6,
     HashOfMaps = 13,
-    /// AF_XDP sockets, by a program's own numbers.
-    Xsk = 17,
     Ring = 27,
 }
 
@@ -34,19 +32,19 @@ pub(crate) struct Map {
     cpus: usize,
 }
 
-/// A map to be made.
+/// Properties of a new map.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MapShape<'a> {
     pub(crate) kind: MapKind,
     pub(crate) name: &'a str,
     pub(crate) key_bytes: usize,
-    /// Of a map of maps: 4. Of a ring: 0.
+    /// 4 for a map of maps, 0 for a ring.
     pub(crate) value_bytes: usize,
-    /// Most elements; bytes of a ring.
+    /// Maximum number of entries; bytes of a ring.
     pub(crate) entries: u32,
 }
 
-/// Makes a map; `inner` is a pattern for the maps in a map of maps.
+/// Creates a map; `inner` is a template for the maps in a map of maps.
 pub(crate) fn create_map(
     shape: MapShape<'_>,
     inner: Option<BorrowedFd<'_>>,
@@ -65,7 +63,7 @@ pub(crate) fn create_map(
     let small = |bytes: usize| u32::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput);
     let flags = match shape.kind {
         MapKind::Hash | MapKind::HashOfMaps => NO_PREALLOCATION,
-        MapKind::PerCpuArray | MapKind::Xsk | MapKind::Ring => 0,
+        MapKind::PerCpuArray | MapKind::Ring => 0,
     };
     let mut attributes = Attributes {
         kind: shape.kind as u32,
@@ -91,15 +89,15 @@ struct Element {
 }
 
 impl Map {
-    /// Makes a map with keys.
+    /// Creates a map with keys.
     pub(crate) fn create(shape: MapShape<'_>, inner: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         Self::of(create_map(shape, inner)?, shape)
     }
 
-    /// A map that somebody else made, if it is of this shape; entries do not count.
+    /// Takes over a map that another process created, if its type and sizes match.
     ///
     /// # Errors
-    /// `InvalidData` if it is not.
+    /// `InvalidData` if they do not match.
     pub(crate) fn of(descriptor: OwnedFd, shape: MapShape<'_>) -> io::Result<Self> {
         let facts = map_facts(descriptor.as_fd())?;
         let sizes = [shape.key_bytes, shape.value_bytes].map(u32::try_from);
@@ -131,7 +129,7 @@ impl Map {
         }
     }
 
-    /// Bytes that the kernel gives for a value: one for each CPU if they have their own.
+    /// Bytes that the kernel returns for a value: one value per CPU for per-CPU maps.
     fn whole_value_bytes(&self) -> usize {
         match self.cpus {
             1 => self.value_bytes,
@@ -139,12 +137,12 @@ impl Map {
         }
     }
 
-    /// The value of a key, if there is one.
+    /// The value of a key, if it exists.
     pub(crate) fn look_up(&self, key: &[u8]) -> io::Result<Option<Vec<u8>>> {
         let mut value = vec![0; self.whole_value_bytes()];
         let mut element = self.element(key, pointer(value.as_mut_ptr().cast_const()));
-        // SAFETY: the key has the length that the map's keys have, as asserted, and the
-        // value's buffer that of its values, for all CPUs. Both live during the call.
+        // SAFETY: the key has the map's key length, as asserted, and the buffer has room for its
+        // values on all CPUs. Both live during the call.
         match unsafe { call(MAP_LOOKUP, &mut element) } {
             Ok(_) => Ok(Some(value)),
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
@@ -156,17 +154,16 @@ impl Map {
     pub(crate) fn set(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
         assert_eq!(value.len(), self.whole_value_bytes());
         let mut element = self.element(key, pointer(value));
-        // SAFETY: key and value have the lengths that the map's have, as asserted; the
-        // kernel only reads them.
+        // SAFETY: key and value have the map's lengths, as asserted; the kernel only reads them.
         unsafe { call(MAP_UPDATE, &mut element) }.map(drop)
     }
 
-    /// Sets the value of a key in a map of maps or of sockets.
+    /// Sets the value of a key in a map of maps.
     pub(crate) fn set_map(&self, key: &[u8], file: BorrowedFd<'_>) -> io::Result<()> {
         self.set(key, &file.as_raw_fd().to_ne_bytes())
     }
 
-    /// Removes a key; false if it was not there.
+    /// Removes a key; false if it did not exist.
     pub(crate) fn remove(&self, key: &[u8]) -> io::Result<bool> {
         let mut element = self.element(key, 0);
         // SAFETY: as in `look_up`; a removal takes no value.
@@ -177,13 +174,13 @@ impl Map {
         }
     }
 
-    /// The keys that there are, `most` of them if others come and go meanwhile.
+    /// All keys; at most `most`, in case others add and remove keys meanwhile.
     pub(crate) fn keys(&self, most: u32) -> io::Result<Vec<Vec<u8>>> {
         let mut found: Vec<Vec<u8>> = Vec::new();
         while found.len() < usize::try_from(most).unwrap_or(usize::MAX) {
             let mut next = vec![0; self.key_bytes];
             let at = pointer(next.as_mut_ptr().cast_const());
-            // The first one comes after none.
+            // No key means the start.
             let mut element = match found.last() {
                 Some(last) => self.element(last, at),
                 None => Element {
@@ -191,9 +188,8 @@ impl Map {
                     ..self.element(&vec![0; self.key_bytes], at)
                 },
             };
-            // SAFETY: the key has the length that the map's keys have, as asserted, or is none,
-            // which the kernel knows; the buffer for the next has that length, too. Both live
-            // during the call.
+            // SAFETY: the key has the map's key length, as asserted, or is null, which the kernel
+            // accepts; the buffer for the next key has that length, too. Both live during the call.
             match unsafe { call(MAP_NEXT_KEY, &mut element) } {
                 Ok(_) => found.push(next),
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => break,
@@ -203,7 +199,7 @@ impl Map {
         Ok(found)
     }
 
-    /// The sum over all CPUs of a counter in an array.
+    /// Sum of a per-CPU counter over all CPUs.
     pub(crate) fn sum(&self, index: u32) -> io::Result<u64> {
         let values = self.look_up(&index.to_ne_bytes())?.unwrap_or_default();
         let counts = values.chunks_exact(8);
@@ -215,7 +211,7 @@ impl Map {
 }
 
 impl Map {
-    /// Its descriptor, as programs name it.
+    /// Its descriptor number, for use in programs.
     pub(crate) fn number(&self) -> i32 {
         self.descriptor.as_raw_fd()
     }
@@ -227,17 +223,17 @@ impl AsFd for Map {
     }
 }
 
-/// How many CPUs the kernel keeps values for.
+/// Number of CPUs for which the kernel keeps values.
 fn possible_cpus() -> io::Result<usize> {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
-    // Like "0-3" or "0-3,8-11": all up to the last count.
+    // Like "0-3" or "0-3,8-11": the last number is the highest CPU.
     let last = text.trim().rsplit([',', '-']).next();
     let last: Option<usize> = last.and_then(|number| number.parse().ok());
     last.map(|last| last + 1)
         .ok_or_else(|| io::Error::other("the kernel does not say how many CPUs there can be"))
 }
 
-/// What the kernel says of a map.
+/// The kernel's description of a map.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MapFacts {
@@ -245,21 +241,21 @@ pub(crate) struct MapFacts {
     pub(crate) id: u32,
     pub(crate) key_bytes: u32,
     pub(crate) value_bytes: u32,
-    /// Bytes of a ring.
+    /// Maximum number of entries; bytes of a ring.
     pub(crate) entries: u32,
     flags: u32,
 }
 
-/// What the kernel says of the map behind a descriptor.
+/// Queries the kernel's description of a map.
 ///
 /// # Errors
-/// Also when the descriptor is none of a map.
+/// The kernel's; the descriptor is not a map.
 pub(crate) fn map_facts(map: BorrowedFd<'_>) -> io::Result<MapFacts> {
     if !is_bpf(map, "bpf-map")? {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let mut facts = MapFacts::default();
-    // SAFETY: plain numbers, which the kernel fills as far as the structure goes.
+    // SAFETY: integers, which the kernel fills up to the size of the structure.
     unsafe { object_info(map, &mut facts) }?;
     Ok(facts)
 }

@@ -1,7 +1,7 @@
-//! Safe wrappers over `bpf(2)`, and what they share.
+//! Safe wrappers for `bpf(2)`, and their common parts.
 //!
-//! Structures are those of `linux/bpf.h`, as far as they are used here. The kernel takes
-//! a shorter one than its own as if the rest were zero.
+//! Structures follow `linux/bpf.h` as far as they are used here. If a structure is shorter than
+//! the kernel's, the kernel treats the rest as zero.
 
 mod map;
 mod program;
@@ -10,9 +10,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 pub(crate) use map::{Map, MapKind, MapShape, create_map, map_facts};
-pub(crate) use program::{
-    AttachKind, ProgramKind, XDP_GENERIC, XDP_NATIVE, attach, attached, detach, load, program_name,
-};
+pub(crate) use program::{AttachKind, attach, attached, detach, load, program_name};
 #[cfg(test)]
 pub(crate) use program::{TestRun, test_run};
 
@@ -30,14 +28,14 @@ fn raw(descriptor: BorrowedFd<'_>) -> u32 {
     descriptor.as_raw_fd().cast_unsigned()
 }
 
-/// One call. `A` is a structure of `union bpf_attr`.
+/// Makes one `bpf` call. `A` is a structure of `union bpf_attr`.
 ///
 /// # Safety
-/// Every pointer in `attributes` must point to memory that the command may read, or
-/// write if it does, for as many bytes as the command takes from it.
+/// Every pointer in `attributes` must refer to memory that the command may read or write, for as
+/// many bytes as the command accesses.
 unsafe fn call<A>(command: libc::c_int, attributes: &mut A) -> io::Result<libc::c_int> {
-    // SAFETY: the pointer and the length describe `attributes`, which the kernel reads
-    // and for some commands writes; what it points to is the caller's promise.
+    // SAFETY: pointer and length describe `attributes`, which the kernel reads and for some
+    // commands writes; the memory it refers to is the caller's responsibility.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -52,10 +50,10 @@ unsafe fn call<A>(command: libc::c_int, attributes: &mut A) -> io::Result<libc::
     }
 }
 
-/// Takes a descriptor that a call has just returned.
+/// Wraps a descriptor that a call has just returned.
 fn own(descriptor: libc::c_int) -> OwnedFd {
-    // SAFETY: called only with what bpf(2) returned for a command that makes a
-    // descriptor: it is open, and nobody else knows it.
+    // SAFETY: called only with the result of a command that creates a descriptor: it is open, and
+    // owned by no one else.
     unsafe { OwnedFd::from_raw_fd(descriptor) }
 }
 
@@ -68,7 +66,7 @@ fn name_of(text: &str) -> [u8; 16] {
     name
 }
 
-/// What kind of BPF object a descriptor is: the call for facts does not say.
+/// The type of a BPF object, which `BPF_OBJ_GET_INFO_BY_FD` does not report.
 fn is_bpf(descriptor: BorrowedFd<'_>, kind: &str) -> io::Result<bool> {
     let place = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     let target = std::fs::read_link(place)?;
@@ -84,7 +82,7 @@ pub(crate) fn check_link(descriptor: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// # Safety
-/// `F` is plain data of which any bytes are valid, laid out as the kernel's for this object.
+/// `F` consists of integers and has the kernel's layout for this object.
 unsafe fn object_info<F>(object: BorrowedFd<'_>, facts: &mut F) -> io::Result<()> {
     #[repr(C)]
     struct Attributes {
@@ -97,7 +95,7 @@ unsafe fn object_info<F>(object: BorrowedFd<'_>, facts: &mut F) -> io::Result<()
         length: u32::try_from(size_of::<F>()).expect("facts are few"),
         info: pointer(std::ptr::from_mut(facts).cast_const()),
     };
-    // SAFETY: the kernel writes at most `length` bytes to `facts`, of which any are
-    // valid by the caller's promise.
+    // SAFETY: the kernel writes at most `length` bytes to `facts`, for which any bit pattern is
+    // valid, as the caller guarantees.
     unsafe { call(OBJECT_INFO, &mut attributes) }.map(drop)
 }

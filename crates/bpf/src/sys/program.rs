@@ -1,4 +1,4 @@
-//! Programs: loaded, attached, asked for, and run for tests.
+//! Loads, attaches, queries and test-runs programs.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,59 +13,34 @@ const PROG_QUERY: libc::c_int = 16;
 const LINK_CREATE: libc::c_int = 28;
 const LINK_DETACH: libc::c_int = 34;
 
-/// XDP programs that know packets in several pieces.
-const XDP_HAS_FRAGS: u32 = 1 << 5;
-
-/// Room for what the verifier says.
+/// Buffer for the verifier's log.
 const LOG_BYTES: usize = 1 << 20;
-/// Lines of it in an error.
+/// Lines of the log in an error.
 const LOG_LINES: usize = 8;
 
-/// What our programs use: nothing that asks for the GPL.
+/// Our programs call no helper that requires the GPL.
 const LICENSE: &std::ffi::CStr = c"Apache-2.0 OR MIT";
 
-/// Where a program may run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ProgramKind {
-    SchedCls,
-    /// Knows packets in several pieces.
-    Xdp,
-    /// Sees each packet in one piece.
-    XdpWhole,
-}
-
-impl ProgramKind {
-    fn number(self) -> u32 {
-        match self {
-            Self::SchedCls => 3,
-            Self::Xdp | Self::XdpWhole => 6,
-        }
-    }
-}
+/// `BPF_PROG_TYPE_SCHED_CLS`.
+const SCHED_CLS: u32 = 3;
 
 /// Where a program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AttachKind {
-    Xdp = 37,
     TcxIngress = 46,
     TcxEgress = 47,
 }
-
-/// How XDP runs: on `sk_buff`s, or in the driver.
-pub(crate) const XDP_GENERIC: u32 = 1 << 1;
-pub(crate) const XDP_NATIVE: u32 = 1 << 2;
 
 /// Why a program was not loaded.
 #[derive(Debug)]
 pub(crate) struct Rejected {
     pub(crate) cause: io::Error,
-    /// The last lines of what the verifier says; empty if it was not asked.
+    /// The last lines of the verifier's log; empty if there is none.
     pub(crate) log: String,
 }
 
 /// Loads a program, for attaching at `attach`.
 pub(crate) fn load(
-    kind: ProgramKind,
     attach: AttachKind,
     name: &str,
     instructions: &[[u8; 8]],
@@ -89,7 +64,7 @@ pub(crate) fn load(
         }
         let logged = !log.is_empty();
         let mut attributes = Attributes {
-            kind: kind.number(),
+            kind: SCHED_CLS,
             instruction_count: length(instructions),
             instructions: pointer(instructions.as_ptr()),
             license: pointer(LICENSE.as_ptr()),
@@ -99,20 +74,16 @@ pub(crate) fn load(
                 true => pointer(log.as_mut_ptr().cast_const()),
                 false => 0,
             },
-            flags: match kind {
-                ProgramKind::Xdp => XDP_HAS_FRAGS,
-                ProgramKind::SchedCls | ProgramKind::XdpWhole => 0,
-            },
             name: name_of(name),
             attach: attach as u32,
             ..Attributes::default()
         };
-        // SAFETY: instructions and log are given with their lengths, the license is a
-        // string that ends with zero; the kernel writes only the log.
+        // SAFETY: instructions and log are passed with their lengths, the license is
+        // NUL-terminated; the kernel writes only the log.
         unsafe { call(PROG_LOAD, &mut attributes) }.map(own)
     };
     attempt(&mut []).map_err(|cause| {
-        // Again with a log, for the words; without one it is much faster.
+        // Repeat with a log to get the reason; without a log loading is much faster.
         let mut log = vec![0; LOG_BYTES];
         let again = attempt(&mut log);
         let end = log.iter().position(|byte| *byte == 0).unwrap_or(LOG_BYTES);
@@ -125,12 +96,11 @@ pub(crate) fn load(
     })
 }
 
-/// Attaches a program to an interface; it stays while the descriptor, or a copy of it, is open.
+/// Attaches a program to an interface for as long as the returned descriptor, or a copy, is open.
 pub(crate) fn attach(
     program: BorrowedFd<'_>,
     interface: u32,
     kind: AttachKind,
-    flags: u32,
 ) -> io::Result<OwnedFd> {
     #[repr(C)]
     #[derive(Default)]
@@ -147,15 +117,13 @@ pub(crate) fn attach(
         program: raw(program),
         interface,
         kind: kind as u32,
-        flags,
         ..Attributes::default()
     };
     // SAFETY: the structure holds no pointers.
     unsafe { call(LINK_CREATE, &mut attributes) }.map(own)
 }
 
-/// Takes a program off its interface now; closing the last descriptor of the link does so only a
-/// moment later.
+/// Detaches a program at once; closing the last descriptor of the link does so a moment later.
 pub(crate) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
     // The structure's only field.
     let mut attributes = raw(link);
@@ -163,9 +131,9 @@ pub(crate) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
     unsafe { call(LINK_DETACH, &mut attributes) }.map(drop)
 }
 
-/// The programs attached to an interface, by number, in the order in which they run.
+/// Ids of the programs attached to an interface, in the order in which they run.
 pub(crate) fn attached(interface: u32, kind: AttachKind) -> io::Result<Vec<u32>> {
-    /// As many programs as the kernel lets be at one hook.
+    /// Maximum programs per hook.
     const MOST: usize = 64;
     #[repr(C)]
     #[derive(Default)]
@@ -196,13 +164,13 @@ pub(crate) fn attached(interface: u32, kind: AttachKind) -> io::Result<Vec<u32>>
     Ok(programs[..count.min(MOST)].to_vec())
 }
 
-/// The name of a program that is loaded, or why it cannot be told.
+/// The name of a loaded program.
 pub(crate) fn program_name(id: u32) -> io::Result<String> {
-    // With what follows in the structure zero, the number is all of it.
+    // The id is the first field; the rest is zero.
     let mut attributes = id;
     // SAFETY: no pointers.
     let program = unsafe { call(PROG_GET_BY_ID, &mut attributes) }.map(own)?;
-    /// The begin of the kernel's; 64 bytes up to the name.
+    /// The start of the kernel's structure, up to the name at byte 64.
     #[repr(C)]
     #[derive(Default)]
     struct Facts {
@@ -210,23 +178,23 @@ pub(crate) fn program_name(id: u32) -> io::Result<String> {
         name: [u8; 16],
     }
     let mut facts = Facts::default();
-    // SAFETY: plain numbers, laid out so that the name stands at byte 64 as in
-    // `struct bpf_prog_info`. Lengths in it that the kernel reads are zero.
+    // SAFETY: integers, laid out so that the name is at byte 64 as in `struct bpf_prog_info`.
+    // Lengths in it that the kernel reads are zero.
     unsafe { object_info(program.as_fd(), &mut facts) }?;
     Ok(text_of(facts.name))
 }
 
-/// What a test run gave.
+/// Result of a test run.
 #[cfg(test)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TestRun {
     pub(crate) returned: u32,
-    /// Mean of the runs.
+    /// Mean over the runs.
     pub(crate) duration_ns: u32,
 }
 
-/// Runs a program on a frame, some times over, with a context (all zero if empty). The
-/// kernel may break off with `Interrupted`, after some of the runs.
+/// Runs a program on a frame `repeat` times, with a context (all zero if empty). The kernel may stop
+/// with `Interrupted` after some of the runs.
 #[cfg(test)]
 pub(crate) fn test_run(
     program: BorrowedFd<'_>,
@@ -266,8 +234,8 @@ pub(crate) fn test_run(
         },
         ..Attributes::default()
     };
-    // SAFETY: frame and context are given with their lengths, and only read; nothing
-    // is asked back but the numbers in the structure.
+    // SAFETY: frame and context are passed with their lengths and only read; results are returned
+    // only in the structure.
     unsafe { call(PROG_TEST_RUN, &mut attributes) }?;
     Ok(TestRun {
         returned: attributes.returned,

@@ -1,4 +1,4 @@
-//! Two nodes with real interfaces, for tests of what is sent around the socket.
+//! Two nodes with real interfaces, for tests of packets that bypass the socket.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -11,10 +11,10 @@ use dipole_bpf::InterfaceId;
 use dipole_bpf::neighbours::{Neighbours, Route};
 use dipole_testbed::{Builder, Testbed};
 
-/// Nothing here takes this long; it only ends a test that would hang.
+/// Ends a test that would hang; nothing here takes this long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A testbed, or a word why there is none.
+/// A testbed; `None` with a message if it cannot be created.
 pub(crate) fn make(builder: Builder) -> Option<Testbed> {
     if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
@@ -41,14 +41,14 @@ pub(crate) fn six(network: usize, node: u32) -> IpAddr {
     text.parse().expect("an address")
 }
 
-/// Calls `ip` inside a node.
+/// Runs `ip` inside a node.
 pub(crate) fn ip(testbed: &Testbed, node: u32, words: &str) {
     let mut command = testbed.command(node, "ip");
     let status = command.args(words.split_whitespace()).status();
     assert!(status.expect("ip runs").success(), "ip {words}");
 }
 
-/// Sets a variable of the kernel inside a node.
+/// Sets a kernel variable inside a node.
 pub(crate) fn set(testbed: &Testbed, node: u32, variable: &str, value: &str) {
     let path = format!("/proc/sys/{variable}");
     let written = testbed.inside(node, || std::fs::write(&path, value));
@@ -66,7 +66,7 @@ pub(crate) fn interface(testbed: &Testbed, node: u32, name: &str) -> InterfaceId
     }
 }
 
-/// A UDP socket inside a node, whose reading ends some time.
+/// A UDP socket inside a node, with a read time-out.
 pub(crate) fn udp(testbed: &Testbed, node: u32, at: impl Into<IpAddr>) -> (UdpSocket, SocketAddr) {
     let at = SocketAddr::new(at.into(), 0);
     let socket = testbed.inside(node, || UdpSocket::bind(at));
@@ -76,7 +76,7 @@ pub(crate) fn udp(testbed: &Testbed, node: u32, at: impl Into<IpAddr>) -> (UdpSo
     (socket, local)
 }
 
-/// The ways of an interface and a clock that a test moves.
+/// The routes of an interface, with a clock that the test advances.
 pub(crate) struct Ways {
     pub(crate) all: Neighbours,
     pub(crate) now_ns: u64,
@@ -99,20 +99,20 @@ impl Ways {
         }
     }
 
-    /// The way after a look at the news.
+    /// The route after applying notifications.
     pub(crate) fn look(&mut self, to: IpAddr) -> Option<Route> {
         self.now_ns += 1_000_000_000;
         self.all.follow(self.now_ns);
         self.all.route(self.now_ns, to).copied()
     }
 
-    /// Sends by the socket, as a link does, until there is a way that will do.
+    /// Sends through the socket, as a link does, until there is a suitable route.
     pub(crate) fn wait_for(&mut self, to: IpAddr, will_do: impl Fn(&Route) -> bool) -> Route {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.look(to).filter(&will_do) {
                 Some(route) => return route,
-                // Port 9 is nobody's; the kernel resolves the neighbour all the same.
+                // Port 9 is unused; the kernel resolves the neighbour anyway.
                 None => drop(self.socket.send_to(b"?", (to, 9))),
             }
             assert!(Instant::now() < deadline, "no way to {to}");
@@ -120,7 +120,7 @@ impl Ways {
         }
     }
 
-    /// Looks until there is no way.
+    /// Waits until there is no route.
     pub(crate) fn wait_for_none(&mut self, to: IpAddr) {
         let deadline = Instant::now() + PATIENCE;
         while self.look(to).is_some() {
@@ -130,7 +130,7 @@ impl Ways {
     }
 }
 
-/// The next datagram: who sent it, and its bytes.
+/// The sender and the bytes of the next datagram.
 #[track_caller]
 pub(crate) fn receive(socket: &UdpSocket) -> (SocketAddr, Vec<u8>) {
     let mut buffer = vec![0; 65_536];

@@ -106,27 +106,27 @@ mod tests {
 
     /// Sends messages with these times per method; returns how many used the ring.
     fn send(choice: &mut TransferChoice, count: u32, ring_ns: u64, fetch_ns: u64) -> u32 {
-        let mut by_ring = 0;
+        let mut from_ring = 0;
         for _ in 0..count {
             let transfer = choice.current();
             let ns = match transfer {
                 Transfer::Ring => ring_ns,
                 Transfer::Fetch => fetch_ns,
             };
-            by_ring += u32::from(transfer == Transfer::Ring);
+            from_ring += u32::from(transfer == Transfer::Ring);
             choice.note(transfer, 1 << 20, ns);
         }
-        by_ring
+        from_ring
     }
 
     #[test]
     fn nearly_all_messages_use_the_faster_method() {
         for (ring_ns, fetch_ns) in [(20, 80), (300, 80)] {
             let mut choice = TransferChoice::default();
-            let by_ring = send(&mut choice, 10_000, 1000 * ring_ns, 1000 * fetch_ns);
+            let from_ring = send(&mut choice, 10_000, 1000 * ring_ns, 1000 * fetch_ns);
             let slower = match ring_ns < fetch_ns {
-                true => 10_000 - by_ring,
-                false => by_ring,
+                true => 10_000 - from_ring,
+                false => from_ring,
             };
             assert!(
                 (1..100).contains(&slower),

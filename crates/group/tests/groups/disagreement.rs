@@ -112,7 +112,10 @@ fn a_missing_member_is_named() {
     assert!(matches!(error, GroupError::Members { .. }), "{error}");
     let twice = Members::first([port(0), port(1), port(0)]);
     let error = Group::join(&node, twice, 0, PATIENCE).expect_err("twice");
-    assert!(error.to_string().contains("1:100 twice"), "{error}");
+    assert!(
+        error.to_string().contains("1:100 is listed twice"),
+        "{error}"
+    );
     let _taken = Group::join(&node, members(1), 0, PATIENCE).expect("alone");
     let error = Group::join(&node, members(1), 0, PATIENCE).expect_err("taken");
     assert!(

@@ -47,6 +47,44 @@ fn word(file: &[u8], at: usize) -> u32 {
     u32::from_ne_bytes(file[at..at + 4].try_into().unwrap())
 }
 
+/// Checks the headers and checksums of a recorded packet, and compares its payload.
+fn check_packet(packet: &SlicedPacket<'_>, from: SocketAddr, to: SocketAddr, payload: &[u8]) {
+    let (source, target) = match packet.net.as_ref().unwrap() {
+        NetSlice::Ipv4(v4) => {
+            let header = v4.header();
+            assert_eq!(
+                header.header_checksum(),
+                header.to_header().calc_header_checksum()
+            );
+            (
+                header.source_addr().into(),
+                header.destination_addr().into(),
+            )
+        }
+        NetSlice::Ipv6(v6) => (
+            v6.header().source_addr().into(),
+            v6.header().destination_addr().into(),
+        ),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((source, target), (from.ip(), to.ip()));
+    let Some(TransportSlice::Udp(udp)) = &packet.transport else {
+        panic!("no UDP")
+    };
+    assert_eq!(
+        (udp.source_port(), udp.destination_port()),
+        (from.port(), to.port())
+    );
+    assert_eq!(udp.payload(), payload);
+    let header = udp.to_header();
+    let checksum = match packet.net.as_ref().unwrap() {
+        NetSlice::Ipv4(v4) => header.calc_checksum_ipv4(&v4.header().to_header(), payload),
+        NetSlice::Ipv6(v6) => header.calc_checksum_ipv6(&v6.header().to_header(), payload),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(header.checksum, checksum.unwrap());
+}
+
 #[test]
 fn recorded_packets_have_correct_headers_and_times() {
     for (first, second) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
@@ -108,40 +146,7 @@ fn recorded_packets_have_correct_headers_and_times() {
             } else {
                 (there, here)
             };
-            let (source, target) = match packet.net.as_ref().unwrap() {
-                NetSlice::Ipv4(v4) => {
-                    let header = v4.header();
-                    assert_eq!(
-                        header.header_checksum(),
-                        header.to_header().calc_header_checksum()
-                    );
-                    (
-                        header.source_addr().into(),
-                        header.destination_addr().into(),
-                    )
-                }
-                NetSlice::Ipv6(v6) => (
-                    v6.header().source_addr().into(),
-                    v6.header().destination_addr().into(),
-                ),
-                other => panic!("{other:?}"),
-            };
-            assert_eq!((source, target), (from.ip(), to.ip()));
-            let Some(TransportSlice::Udp(udp)) = &packet.transport else {
-                panic!("no UDP")
-            };
-            assert_eq!(
-                (udp.source_port(), udp.destination_port()),
-                (from.port(), to.port())
-            );
-            assert_eq!(udp.payload(), &payload[..]);
-            let header = udp.to_header();
-            let checksum = match packet.net.as_ref().unwrap() {
-                NetSlice::Ipv4(v4) => header.calc_checksum_ipv4(&v4.header().to_header(), payload),
-                NetSlice::Ipv6(v6) => header.calc_checksum_ipv6(&v6.header().to_header(), payload),
-                other => panic!("{other:?}"),
-            };
-            assert_eq!(header.checksum, checksum.unwrap());
+            check_packet(&packet, from, to, &payload[..]);
         }
         assert_eq!(at, file.len());
     }

@@ -12,9 +12,10 @@ use super::control::{self, ControlMessage, ReceivedControl};
 use super::memory::{Mapped, RingLayout};
 use super::pull::{self, Probe};
 use super::ring::{Consumer, Producer};
+use super::table::{Connection, OpenRings};
 use super::{
-    BELL_BYTES, CloseReason, ConnId, Connection, Hub, LISTENER, OpenRings, PAGE_BYTES, PeerInfo,
-    ShmEvent, small_ring_layouts,
+    BELL_BYTES, CloseReason, ConnId, Hub, LISTENER, PAGE_BYTES, PeerInfo, ShmEvent,
+    small_ring_layouts,
 };
 use crate::segment::Segment;
 
@@ -57,7 +58,7 @@ impl Hub {
     /// Only when the epoll is broken.
     pub fn poll_connections(&mut self, events: &mut Vec<ShmEvent>) -> io::Result<()> {
         // Room for all events, so that no close is seen later than what followed it.
-        let mut ready = Vec::with_capacity(self.connections.len() + 1);
+        let mut ready = Vec::with_capacity(self.table.slots() + 1);
         let timeout = rustix::event::Timespec {
             tv_sec: 0,
             tv_nsec: 0,
@@ -79,7 +80,7 @@ impl Hub {
                 continue;
             }
             let index = usize::try_from(token & 0xffff_ffff).unwrap_or(usize::MAX);
-            let known = self.connections.get(index).and_then(Option::as_ref);
+            let known = self.table.at(index);
             match known.filter(|conn| conn.id.token() == token) {
                 Some(conn) if conn.open.is_some() => _ = self.receive_control(index, events),
                 Some(_) => beginning.push(index),
@@ -117,10 +118,10 @@ impl Hub {
             Some(what) => CloseReason::Violation { what },
             None if waits => {
                 self.ending.push(id);
-                self.set_active(id.index);
+                self.order.set_active(id.index);
                 return;
             }
-            None if conn.was_full => CloseReason::Full,
+            None if conn.peer_is_full => CloseReason::Full,
             None => CloseReason::HungUp,
         };
         if let CloseReason::Violation { what } = reason {
@@ -142,7 +143,7 @@ impl Hub {
     /// earlier connections has been noticed.
     fn accept(&mut self) {
         for _ in 0..EVENTS {
-            let socket = match control::accept(self.listener.as_fd()) {
+            let socket = match control::accept(self.listener.socket.as_fd()) {
                 Ok(Some(socket)) => socket,
                 Ok(None) => return,
                 Err(cause) => {
@@ -201,14 +202,14 @@ impl Hub {
     #[cold]
     fn drop_waiting(&mut self, cause: &io::Error) {
         tracing::warn!("rejecting local processes, raise `ulimit -n`: {cause}");
-        self.spare = None;
+        self.listener.spare = None;
         for _ in 0..EVENTS {
-            match control::accept(self.listener.as_fd()) {
+            match control::accept(self.listener.socket.as_fd()) {
                 Ok(Some(socket)) => drop(socket),
                 Ok(None) | Err(_) => break,
             }
         }
-        self.spare = self.bell_file.try_clone().ok();
+        self.listener.spare = self.wakeups.bell_file.try_clone().ok();
     }
 
     /// Limits the descriptors held by connections that never send a greeting.
@@ -217,11 +218,9 @@ impl Hub {
         if self.ungreeted.len() <= MAX_UNGREETED {
             return;
         }
-        let connections = &self.connections;
-        self.ungreeted.retain(|id| {
-            let conn = connections.get(id.index()).and_then(Option::as_ref);
-            conn.is_some_and(|conn| conn.id == *id && conn.open.is_none())
-        });
+        let table = &self.table;
+        self.ungreeted
+            .retain(|id| table.get(*id).is_some_and(|conn| conn.open.is_none()));
         if self.ungreeted.len() > MAX_UNGREETED
             && let Some(oldest) = self.ungreeted.pop_front()
         {
@@ -232,13 +231,13 @@ impl Hub {
     /// Reads messages from a connection's socket; true if there may be more.
     fn receive_control(&mut self, index: usize, events: &mut Vec<ShmEvent>) -> bool {
         for _ in 0..EVENTS {
-            let Some(Some(conn)) = self.connections.get_mut(index) else {
+            let Some(conn) = self.table.at_mut(index) else {
                 return false;
             };
             let done = match control::receive(conn.socket.as_fd()) {
                 Ok(ReceivedControl::Nothing) => return false,
                 Ok(ReceivedControl::Message(ControlMessage::Wake, _)) => {
-                    self.woken = true;
+                    self.wakeups.woken = true;
                     Ok(())
                 }
                 Ok(ReceivedControl::Message(ControlMessage::Ring, mut files)) => {
@@ -257,13 +256,13 @@ impl Hub {
                 }
                 Ok(ReceivedControl::Message(ControlMessage::Hello { probe, greeting }, files)) => {
                     let hello = control::hello(self.probe.probe(), &self.greeting);
-                    conn.on_hello(&hello, &self.bell_file, probe, greeting, files)
+                    conn.on_hello(&hello, &self.wakeups.bell_file, probe, greeting, files)
                         .map(|opened| events.push(opened))
                 }
                 Ok(ReceivedControl::Message(ControlMessage::Full, _))
                     if conn.initiated_here && conn.open.is_none() =>
                 {
-                    conn.was_full = true;
+                    conn.peer_is_full = true;
                     Ok(())
                 }
                 Ok(
@@ -290,7 +289,7 @@ impl Hub {
     pub(super) fn switch_ring(&mut self, index: usize) {
         let mut none = Vec::new();
         for _ in 0..ROUNDS_BEFORE_RING {
-            let Some(Some(conn)) = self.connections.get_mut(index) else {
+            let Some(conn) = self.table.at_mut(index) else {
                 return;
             };
             let Some(open) = &mut conn.open else { return };
@@ -305,7 +304,7 @@ impl Hub {
                 break;
             }
         }
-        let Some(Some(conn)) = self.connections.get_mut(index) else {
+        let Some(conn) = self.table.at_mut(index) else {
             return;
         };
         let Some(open) = &mut conn.open else { return };

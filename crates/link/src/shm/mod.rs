@@ -13,11 +13,14 @@ mod event;
 mod memory;
 #[cfg(all(test, not(miri)))]
 mod model;
+mod poll_order;
 pub mod pull;
 mod ring;
+mod table;
 
 use std::collections::VecDeque;
 use std::io;
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,14 +29,16 @@ use rustix::event::epoll;
 use rustix::net::Shutdown;
 
 use crate::segment::Segment;
-use bell::{Bell, Sleep, Waking};
+use bell::{Bell, Sleep};
 use control::ControlMessage;
 pub use error::{PushError, ShmError};
 pub use event::{CloseReason, PeerInfo, ShmEvent, ShmStats};
 use memory::{CONTROL_BYTES, INLINE_BYTES, Mapped, RingLayout, SLOT_BYTES};
-use pull::{OwnProbe, Probe};
-use ring::{Consumer, FormatViolation, Producer};
+use poll_order::PollOrder;
+use pull::OwnProbe;
+use ring::{FormatViolation, Producer};
 pub use ring::{MAX_RECORD_BYTES, Payload};
+use table::{Connection, Table};
 
 /// Maximum greeting length in bytes.
 pub const MAX_GREETING_BYTES: usize = 64;
@@ -44,11 +49,6 @@ const PAGE_BYTES: usize = 4096;
 const BELL_BYTES: usize = 4096;
 /// Tag of the last record in the small ring: all later records are in the large ring.
 const RING_SWITCHED: u64 = u64::MAX;
-/// Inactive connections polled per round.
-const OTHERS_PER_POLL: usize = 8;
-const ACTIVE: usize = 64;
-/// Polls of the active connections between two rounds over inactive ones.
-const POLLS_PER_OTHERS: u32 = 32;
 const LISTENER: u64 = u64::MAX;
 
 /// Sizes and limits of a [`Hub`].
@@ -97,37 +97,42 @@ impl ConnId {
     }
 }
 
-/// The rings and wake-up state of a connection after the handshake.
+/// The socket on which peers connect.
 #[derive(Debug)]
-struct OpenRings {
-    bell: Bell,
-    waking: Waking,
-    out: Producer,
-    /// True if `out` is the large ring.
-    large: bool,
-    /// The small ring was full, so the next record must go to a large ring.
-    was_full: bool,
-    into: Consumer,
-    pid: i32,
-    probe: Probe,
-    can_pull: bool,
-    /// A large ring that the peer has passed but not switched to yet.
-    next: Option<Segment>,
+struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+    /// Closed temporarily to accept and reject connections when descriptors run out.
+    spare: Option<OwnedFd>,
 }
 
+/// This hub's sleep state, and what must wake its caller.
 #[derive(Debug)]
-struct Connection {
-    id: ConnId,
-    socket: OwnedFd,
-    /// The page that we created, until the peer's hello arrives.
-    page: Option<Segment>,
-    /// We opened the connection, not the peer.
-    initiated_here: bool,
-    open: Option<Box<OpenRings>>,
-    hung_up: bool,
-    /// The peer rejected us because its connection table is full.
-    was_full: bool,
-    broken: Option<&'static str>,
+struct Wakeups {
+    bell: Bell,
+    /// The bell's memory, passed to peers.
+    bell_file: OwnedFd,
+    sleep: Sleep,
+    /// A wake-up was read from a socket.
+    woken: bool,
+    /// Room that a sender waits for is available on some connection, not reported yet.
+    room_available: bool,
+}
+
+impl Wakeups {
+    fn begin_sleep(&mut self) {
+        self.sleep.begin(self.bell.word());
+    }
+
+    fn end_sleep(&mut self) {
+        self.sleep.end(self.bell.word());
+    }
+
+    /// True once after a wake-up was read, or after requested room was noticed.
+    #[inline]
+    fn take(&mut self) -> bool {
+        mem::take(&mut self.woken) | mem::take(&mut self.room_available)
+    }
 }
 
 /// One process's shared-memory connections to the other processes of its node.
@@ -135,30 +140,18 @@ struct Connection {
 pub struct Hub {
     options: ShmOptions,
     greeting: Vec<u8>,
-    path: PathBuf,
+    /// The process that opened the hub; a forked child must not touch what it shares.
     pid: u32,
-    listener: OwnedFd,
+    listener: Listener,
     epoll: OwnedFd,
-    bell: Bell,
-    bell_file: OwnedFd,
-    sleep: Sleep,
+    wakeups: Wakeups,
     probe: OwnProbe,
-    connections: Vec<Option<Connection>>,
-    generations: Vec<u32>,
-    free: Vec<u32>,
-    active: Vec<u32>,
+    table: Table,
+    order: PollOrder,
     /// Connections that closed or violated the format and have not been reported yet.
     ending: Vec<ConnId>,
     /// Accepted connections without a greeting yet, oldest first.
     ungreeted: VecDeque<ConnId>,
-    /// Closed temporarily to accept and reject connections when descriptors run out.
-    spare: Option<OwnedFd>,
-    next_other: usize,
-    polls: u32,
-    /// A wake-up was read from a socket.
-    woken: bool,
-    /// Room that a sender waits for is available on some connection, not reported yet.
-    room_available: bool,
     stats: ShmStats,
 }
 
@@ -213,25 +206,25 @@ impl Hub {
                 max_connections: options.max_connections,
             },
             greeting: greeting.to_vec(),
-            path: socket.to_owned(),
             pid: std::process::id(),
-            listener,
+            listener: Listener {
+                socket: listener,
+                path: socket.to_owned(),
+                spare,
+            },
             epoll,
-            bell: Bell::new(segment),
-            bell_file,
-            sleep: Sleep::default(),
+            wakeups: Wakeups {
+                bell: Bell::new(segment),
+                bell_file,
+                sleep: Sleep::default(),
+                woken: false,
+                room_available: false,
+            },
             probe: OwnProbe::random(),
-            connections: Vec::new(),
-            generations: Vec::new(),
-            free: Vec::new(),
-            active: Vec::new(),
+            table: Table::default(),
+            order: PollOrder::default(),
             ending: Vec::new(),
             ungreeted: VecDeque::new(),
-            spare,
-            next_other: 0,
-            polls: 0,
-            woken: false,
-            room_available: false,
             stats: ShmStats::default(),
         })
     }
@@ -270,7 +263,7 @@ impl Hub {
         }
         let (segment, file) = Segment::create(PAGE_BYTES).map_err(ShmError::Memory)?;
         let hello = control::hello(self.probe.probe(), &self.greeting);
-        let files = [self.bell_file.as_fd(), file.as_fd()];
+        let files = [self.wakeups.bell_file.as_fd(), file.as_fd()];
         match control::send(stream.as_fd(), &hello, &files) {
             // A peer that is full or exiting has closed already; its last message is still read.
             Err(cause) if cause.kind() == io::ErrorKind::BrokenPipe => {}
@@ -280,25 +273,11 @@ impl Hub {
     }
 
     fn is_full(&self) -> bool {
-        self.connections.len() - self.free.len() >= self.options.max_connections
+        self.table.len() >= self.options.max_connections
     }
 
     fn insert(&mut self, socket: OwnedFd, page: Option<Segment>) -> io::Result<ConnId> {
-        let index = match self.free.pop() {
-            Some(index) => index,
-            None => {
-                let index = u32::try_from(self.connections.len()).map_err(io::Error::other)?;
-                self.connections.push(None);
-                self.generations.push(0);
-                index
-            }
-        };
-        let at = index as usize;
-        self.generations[at] = self.generations[at].wrapping_add(1);
-        let id = ConnId {
-            index,
-            generation: self.generations[at],
-        };
+        let id = self.table.reserve().ok_or(io::ErrorKind::QuotaExceeded)?;
         let added = epoll::add(
             &self.epoll,
             &socket,
@@ -306,29 +285,17 @@ impl Hub {
             epoll::EventFlags::IN | epoll::EventFlags::RDHUP,
         );
         if let Err(error) = added {
-            self.free.push(index);
+            self.table.cancel(id);
             return Err(error.into());
         }
-        self.connections[at] = Some(Connection {
-            id,
-            socket,
-            initiated_here: page.is_some(),
-            page,
-            open: None,
-            hung_up: false,
-            was_full: false,
-            broken: None,
-        });
+        self.table.fill(Connection::new(id, socket, page));
         Ok(id)
     }
 
     /// Closes a connection. The peer notices after it has read all records.
     pub fn close(&mut self, conn: ConnId) {
         let own = self.pid == std::process::id();
-        let Some(place) = self.connections.get_mut(conn.index()) else {
-            return;
-        };
-        let Some(found) = place.take_if(|found| found.id == conn) else {
+        let Some(found) = self.table.remove(conn) else {
             return;
         };
         // Closing alone is not enough if a child process holds a copy of the descriptor.
@@ -336,16 +303,12 @@ impl Hub {
             let _ = epoll::delete(&self.epoll, &found.socket);
             let _ = rustix::net::shutdown(&found.socket, Shutdown::Both);
         }
-        self.active.retain(|index| *index != conn.index);
-        self.free.push(conn.index);
+        self.order.remove(conn.index);
     }
 
     #[inline]
     fn find(&mut self, conn: ConnId) -> Option<&mut Connection> {
-        self.connections
-            .get_mut(conn.index())?
-            .as_mut()
-            .filter(|found| found.id == conn)
+        self.table.get_mut(conn)
     }
 
     /// Copies a record into the ring and publishes it. Does not wake the peer: see
@@ -382,7 +345,7 @@ impl Hub {
             return self.push_slowly(conn, tag, head, rest);
         }
         let room_available = open.out.take_room_available();
-        self.room_available |= room_available;
+        self.wakeups.room_available |= room_available;
         self.stats.records_out += 1;
         self.stats.bytes_out += length as u64;
         Ok(())
@@ -452,7 +415,7 @@ impl Hub {
         let producer_waits = open.out.take_room_available() || open.out.wants_room();
         open.out = Producer::new(Mapped::new(&segment, place));
         open.large = true;
-        self.room_available |= producer_waits;
+        self.wakeups.room_available |= producer_waits;
         self.stats.large_rings += 1;
         self.push_parts(conn, tag, head, rest)
     }
@@ -509,7 +472,7 @@ impl Hub {
                     open.out.want_room(false);
                 }
                 let room_available = open.out.take_room_available();
-                self.room_available |= room_available;
+                self.wakeups.room_available |= room_available;
                 read
             }
             _ => true,
@@ -520,12 +483,10 @@ impl Hub {
     #[inline]
     pub fn poll(&mut self, limit: usize, take: &mut impl FnMut(ConnId, u64, Payload<'_>)) -> usize {
         let mut taken = 0;
-        for at in 0..self.active.len() {
-            let index = self.active[at];
-            taken += self.poll_one(index as usize, limit, take);
+        for at in 0..self.order.active_len() {
+            taken += self.poll_one(self.order.active(at), limit, take);
         }
-        self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(POLLS_PER_OTHERS) || self.active.is_empty() {
+        if self.order.is_round_due() {
             taken += self.poll_others(limit, take);
         }
         taken
@@ -537,31 +498,18 @@ impl Hub {
         take: &mut impl FnMut(ConnId, u64, Payload<'_>),
     ) -> usize {
         let mut taken = 0;
-        for _ in 0..OTHERS_PER_POLL.min(self.connections.len()) {
-            self.next_other = (self.next_other + 1) % self.connections.len();
-            let index = self.next_other;
-            let number = u32::try_from(index).unwrap_or(u32::MAX);
-            if self.active.contains(&number) {
+        let slots = self.table.slots();
+        for _ in 0..PollOrder::round_len(slots) {
+            let Some(index) = self.order.next_other(slots) else {
                 continue;
-            }
-            let got = self.poll_one(index, limit, take);
+            };
+            let got = self.poll_one(index as usize, limit, take);
             if got > 0 {
-                self.set_active(number);
+                self.order.set_active(index);
             }
             taken += got;
         }
         taken
-    }
-
-    /// Adds a connection to those that are checked in every poll.
-    fn set_active(&mut self, index: u32) {
-        if self.active.contains(&index) {
-            return;
-        }
-        if self.active.len() >= ACTIVE {
-            self.active.remove(0);
-        }
-        self.active.push(index);
     }
 
     #[inline]
@@ -588,7 +536,7 @@ impl Hub {
         limit: usize,
         take: &mut impl FnMut(ConnId, u64, Payload<'_>),
     ) -> (usize, bool) {
-        let Some(Some(conn)) = self.connections.get_mut(index) else {
+        let Some(conn) = self.table.at_mut(index) else {
             return (0, false);
         };
         let id = conn.id;
@@ -633,7 +581,7 @@ impl Hub {
     /// Prepares to sleep by requesting wake-ups. Returns false, and stays awake, if work is pending.
     pub fn arm(&mut self) -> bool {
         // Publish all progress, so that no waiting producer is left behind.
-        for conn in self.connections.iter_mut().flatten() {
+        for conn in self.table.iter_mut() {
             if let Some(open) = &mut conn.open {
                 open.into.publish_position();
                 if open.into.producer_waits() && Self::wake_connection(conn) {
@@ -641,14 +589,13 @@ impl Hub {
                 }
             }
         }
-        self.sleep.begin(self.bell.word());
+        self.wakeups.begin_sleep();
         let waits = self
-            .connections
+            .table
             .iter_mut()
-            .flatten()
             .filter_map(|conn| conn.open.as_mut())
             .any(|open| open.into.has_record() || open.out.take_wanted_room())
-            || std::mem::take(&mut self.room_available)
+            || mem::take(&mut self.wakeups.room_available)
             || !self.ending.is_empty();
         if waits {
             self.disarm();
@@ -658,7 +605,7 @@ impl Hub {
 
     /// Ends the sleep state: peers need not send wake-ups.
     pub fn disarm(&mut self) {
-        self.sleep.end(self.bell.word());
+        self.wakeups.end_sleep();
     }
 
     /// True once after a wake-up was read, or after requested room was noticed. If one thread
@@ -666,16 +613,14 @@ impl Hub {
     /// the hub is armed again.
     #[inline]
     pub fn take_woken(&mut self) -> bool {
-        std::mem::take(&mut self.woken) | std::mem::take(&mut self.room_available)
+        self.wakeups.take()
     }
 
     /// True if we may read the peer's memory.
     #[must_use]
     pub fn can_pull(&self, conn: ConnId) -> bool {
-        let found = self.connections.get(conn.index()).and_then(Option::as_ref);
-        found.is_some_and(|found| {
-            found.id == conn && found.open.as_ref().is_some_and(|open| open.can_pull)
-        })
+        let open = self.table.get(conn).and_then(|found| found.open.as_ref());
+        open.is_some_and(|open| open.can_pull)
     }
 
     /// Blocks peers from reading our memory until [`allow_pulls`](Self::allow_pulls). Reads in
@@ -724,9 +669,9 @@ impl Drop for Hub {
         if self.pid != std::process::id() {
             return;
         }
-        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_file(&self.listener.path);
         // Shut down explicitly, because a child process may hold copies of the sockets.
-        for conn in self.connections.iter().flatten() {
+        for conn in self.table.iter() {
             let _ = rustix::net::shutdown(&conn.socket, Shutdown::Both);
         }
     }

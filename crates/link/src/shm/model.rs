@@ -254,7 +254,7 @@ fn a_consumer_that_sleeps_for_records_is_woken() {
     });
 }
 
-/// What a consumer does after a poll, as in `Hub`.
+/// Reports progress after a poll, as `Hub` does.
 fn publish_position(
     consumer: &mut Consumer<Model>,
     took: bool,

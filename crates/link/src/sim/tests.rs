@@ -281,7 +281,7 @@ fn a_crash_loses_the_queue_and_a_restart_reuses_the_addresses() {
     );
     drop(b);
     assert_eq!(network.stats().dropped(DropReason::Detached), 1);
-    send(&mut a, 100_000, 2, b"to nobody");
+    send(&mut a, 100_000, 2, b"to no one");
     network.advance(200_000);
     assert_eq!(network.stats().dropped(DropReason::NoSocket), 1);
     let mut b = attach(&network, 2);

@@ -15,6 +15,7 @@ mod send;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -110,30 +111,88 @@ pub struct UdpStats {
     pub gso_refused: u64,
 }
 
+/// The socket for small packets, tuned for latency.
+struct SmallPort {
+    socket: OwnedFd,
+    receiver: Receiver,
+    /// Connected sockets for the most frequent destinations.
+    routes: Routes,
+    /// Successive polls that found something.
+    streak: u32,
+    /// Successive polls that found nothing.
+    quiet: u32,
+}
+
+impl SmallPort {
+    #[inline]
+    fn poll(&mut self, stats: &mut UdpStats) -> io::Result<usize> {
+        let socket = self.socket.as_fd();
+        // Two successive hits indicate a queue; a single packet should not pay for looking for a
+        // second one.
+        let found = if self.streak < 2 {
+            self.receiver.one(socket, stats)
+        } else {
+            self.receiver.many(socket, stats).map(|(_, frames)| frames)
+        };
+        let mut found = found.inspect_err(|_| self.receiver.clear())?;
+        self.quiet = if found == 0 { self.quiet + 1 } else { 0 };
+        if self.quiet == ROUTE_LOOK_POLLS {
+            self.quiet = 0;
+            if let Some(socket) = self.routes.next() {
+                found = self.receiver.one(socket, stats)?;
+            }
+        }
+        self.streak = match found {
+            0 => 0,
+            1 if self.streak >= 2 => 0,
+            _ => self.streak.saturating_add(1),
+        };
+        Ok(found)
+    }
+}
+
+/// The socket for bulk packets, tuned for throughput.
+struct BulkPort {
+    socket: OwnedFd,
+    receiver: Receiver,
+    /// Cleared when the kernel reports that no sent data is queued.
+    is_queued: bool,
+}
+
+/// Whether runs of frames are sent as one message.
+#[derive(Clone, Copy)]
+struct Joining {
+    /// Cleared permanently if the kernel or the interface cannot split messages.
+    is_on: bool,
+    /// Also for small frames.
+    small: bool,
+}
+
+/// Progress of one call of `send`.
+#[derive(Default)]
+struct SendProgress {
+    taken: usize,
+    /// Frames before this index are sent one by one, since the kernel refused them joined.
+    single_until: usize,
+    /// The kernel gave a reason that could mean the joining or the destination.
+    is_unclear: bool,
+    /// Count of unreachable frames when that happened.
+    unreachable_before: u64,
+}
+
 /// A link over UDP sockets.
 pub struct Udp {
-    small: OwnedFd,
-    bulk: OwnedFd,
+    small: SmallPort,
+    bulk: BulkPort,
     local: [SocketAddr; 2],
     caps: Caps,
-    /// Cleared permanently if the kernel or the interface cannot split messages.
-    gso: bool,
-    join_small: bool,
+    joining: Joining,
     busy_polling: BusyPolling,
     sender: Sender,
-    small_receiver: Receiver,
-    bulk_receiver: Receiver,
     /// Class of the frames of the last poll.
     polled: Class,
-    /// Cleared when the kernel reports that no bulk data is queued.
-    bulk_queued: bool,
-    /// Successive polls of the small socket that found something.
-    small_streak: u32,
-    /// Successive polls of the small socket that found nothing.
-    small_quiet: u32,
     /// Frames may be sent from the ports of connected sockets.
     any_port: bool,
-    routes: Routes,
     refuses_next: bool,
     stats: UdpStats,
 }
@@ -180,25 +239,31 @@ impl Udp {
             },
         };
         Ok(Udp {
-            small: small.socket,
-            bulk: bulk.socket,
             local: [small.local, bulk.local],
+            small: SmallPort {
+                socket: small.socket,
+                receiver: match join_small {
+                    true => Receiver::new(JOINED_SLOTS, JOINED_SLOT_BYTES, false),
+                    false => Receiver::new(SMALL_SLOTS, SMALL_SLOT_BYTES, false),
+                },
+                routes: Routes::default(),
+                streak: 0,
+                quiet: 0,
+            },
+            bulk: BulkPort {
+                socket: bulk.socket,
+                receiver: Receiver::new(BULK_SLOTS, BULK_SLOT_BYTES, gro),
+                is_queued: false,
+            },
             caps,
-            gso: options.segmentation,
-            join_small,
+            joining: Joining {
+                is_on: options.segmentation,
+                small: join_small,
+            },
             busy_polling,
             sender: Sender::new(),
-            small_receiver: match join_small {
-                true => Receiver::new(JOINED_SLOTS, JOINED_SLOT_BYTES, false),
-                false => Receiver::new(SMALL_SLOTS, SMALL_SLOT_BYTES, false),
-            },
-            bulk_receiver: Receiver::new(BULK_SLOTS, BULK_SLOT_BYTES, gro),
             polled: Class::Small,
-            bulk_queued: false,
-            small_streak: 0,
-            small_quiet: 0,
             any_port: options.ports.is_none(),
-            routes: Routes::default(),
             refuses_next: false,
             stats: UdpStats::default(),
         })
@@ -213,7 +278,7 @@ impl Udp {
     /// True while runs are sent as one message.
     #[must_use]
     pub fn uses_segmentation(&self) -> bool {
-        self.gso
+        self.joining.is_on
     }
 
     /// The outcome of [`UdpOptions::busy_poll`].
@@ -240,7 +305,7 @@ impl Udp {
     #[inline]
     fn send_connected(&mut self, batch: &[Outgoing<'_>]) -> usize {
         let to = batch[0].to;
-        let Some(socket) = self.routes.to(self.local[0], to) else {
+        let Some(socket) = self.small.routes.to(self.local[0], to) else {
             return 0;
         };
         let most = self.caps.max_frame_bytes;
@@ -249,7 +314,7 @@ impl Udp {
             frame.class == Class::Small && frame.any_port && frame.to == to && is_fit
         });
         match alike.count() {
-            run @ 2.. if self.join_small && self.gso => {
+            run @ 2.. if self.joining.small && self.joining.is_on => {
                 match self
                     .sender
                     .run_connected(socket, &batch[..run], &mut self.stats)
@@ -279,16 +344,62 @@ impl Udp {
     /// it. Queries the kernel only after bulk data was sent.
     #[inline]
     pub fn has_bulk_queued(&mut self) -> bool {
-        if self.bulk_queued {
-            self.bulk_queued = sys::queued_bytes(self.bulk.as_fd()).is_none_or(|bytes| bytes > 0);
+        if self.bulk.is_queued {
+            let queued = sys::queued_bytes(self.bulk.socket.as_fd());
+            self.bulk.is_queued = queued.is_none_or(|bytes| bytes > 0);
         }
-        self.bulk_queued
+        self.bulk.is_queued
     }
 
     /// The socket bound to the small port.
     #[must_use]
     pub fn small_socket(&self) -> BorrowedFd<'_> {
-        self.small.as_fd()
+        self.small.socket.as_fd()
+    }
+
+    /// Handles a run that the kernel refused as one message: its frames are sent one by one, or are
+    /// lost.
+    #[cold]
+    fn refused_run(
+        &mut self,
+        progress: &mut SendProgress,
+        frames: usize,
+        error: Errno,
+    ) -> ControlFlow<io::Result<usize>> {
+        self.stats.gso_refused += 1;
+        match error {
+            // No such option, or an interface without checksum offload.
+            Errno::IO | Errno::NOPROTOOPT | Errno::OPNOTSUPP => self.joining.is_on = false,
+            // Too long for the path, or unknown: sending one by one shows which.
+            Errno::INVAL | Errno::MSGSIZE => {
+                progress.is_unclear = error == Errno::INVAL;
+                progress.unreachable_before = self.stats.unreachable;
+            }
+            error if is_destination_error(error) => {
+                self.stats.unreachable += frames as u64;
+                progress.taken += frames;
+                return ControlFlow::Continue(());
+            }
+            error => return ControlFlow::Break(partial_or_error(progress.taken, error)),
+        }
+        progress.single_until = progress.taken + frames;
+        ControlFlow::Continue(())
+    }
+
+    /// Handles a single frame that the kernel refused: it is too long or lost.
+    #[cold]
+    fn refused_frame(
+        &mut self,
+        progress: &mut SendProgress,
+        error: Errno,
+    ) -> ControlFlow<io::Result<usize>> {
+        match error {
+            Errno::MSGSIZE => return ControlFlow::Break(Ok(self.refuse(progress.taken))),
+            error if is_destination_error(error) => self.stats.unreachable += 1,
+            error => return ControlFlow::Break(partial_or_error(progress.taken, error)),
+        }
+        progress.taken += 1;
+        ControlFlow::Continue(())
     }
 
     /// Number of leading frames of `batch` that may be sent in one call.
@@ -313,89 +424,72 @@ impl Link for Udp {
     }
 
     fn send(&mut self, _now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
-        let mut taken = 0;
-        // Frames before this index are sent one by one, since the kernel refused them joined.
-        let mut single_until = 0;
-        let mut losses_before = 0;
+        let mut progress = SendProgress::default();
         self.refuses_next = false;
-        let mut suspect = false;
-        while taken < batch.len() {
+        while progress.taken < batch.len() {
+            let taken = progress.taken;
             if batch[taken].len() > self.caps.max_frame_bytes {
                 return Ok(self.refuse(taken));
             }
             if let Some(counter) = self.loss(&batch[taken]) {
                 *counter += 1;
-                taken += 1;
+                progress.taken += 1;
                 continue;
             }
             let class = batch[taken].class;
-            let singly = taken < single_until;
+            let singly = taken < progress.single_until;
             let any_port = self.any_port && batch[taken].any_port;
             if class == Class::Small && any_port && !singly {
                 let sent = self.send_connected(&batch[taken..]);
-                taken += sent;
+                progress.taken += sent;
                 if sent > 0 {
                     continue;
                 }
             }
-            let limit = if singly { single_until } else { batch.len() };
-            let run = &batch[taken..limit];
+            let limit = if singly {
+                progress.single_until
+            } else {
+                batch.len()
+            };
+            let run = &batch[progress.taken..limit];
             let run = &run[..self.run_len(run)];
-            let join = self.gso && !singly && (class == Class::Bulk || self.join_small);
+            let may_join = class == Class::Bulk || self.joining.small;
+            let join = self.joining.is_on && !singly && may_join;
             let socket = match class {
-                Class::Small => self.small.as_fd(),
+                Class::Small => self.small.socket.as_fd(),
                 Class::Bulk => {
-                    self.bulk_queued = true;
-                    self.bulk.as_fd()
+                    self.bulk.is_queued = true;
+                    self.bulk.socket.as_fd()
                 }
             };
             match self.sender.run(socket, run, join, &mut self.stats) {
-                Progress::Taken(count) => taken += count,
+                Progress::Taken(count) => progress.taken += count,
                 Progress::Full(count) => {
                     self.stats.full += 1;
-                    return Ok(taken + count);
+                    return Ok(progress.taken + count);
                 }
                 Progress::Refused {
-                    taken: count,
+                    taken,
                     frames,
                     error,
                 } => {
-                    taken += count;
-                    if frames > 1 {
-                        self.stats.gso_refused += 1;
-                        match error {
-                            // No such option, or an interface without checksum offload.
-                            Errno::IO | Errno::NOPROTOOPT | Errno::OPNOTSUPP => self.gso = false,
-                            // Too long for the path, or unknown: sending one by one shows which.
-                            Errno::INVAL | Errno::MSGSIZE => {
-                                suspect = error == Errno::INVAL;
-                                losses_before = self.stats.unreachable;
-                            }
-                            error if is_destination_error(error) => {
-                                self.stats.unreachable += frames as u64;
-                                taken += frames;
-                                continue;
-                            }
-                            error => return partial_or_error(taken, error),
-                        }
-                        single_until = taken + frames;
-                        continue;
+                    progress.taken += taken;
+                    let outcome = match frames {
+                        1 => self.refused_frame(&mut progress, error),
+                        _ => self.refused_run(&mut progress, frames, error),
+                    };
+                    if let ControlFlow::Break(result) = outcome {
+                        return result;
                     }
-                    match error {
-                        Errno::MSGSIZE => return Ok(self.refuse(taken)),
-                        error if is_destination_error(error) => self.stats.unreachable += 1,
-                        error => return partial_or_error(taken, error),
-                    }
-                    taken += 1;
                 }
             }
-            if suspect && taken >= single_until {
+            if progress.is_unclear && progress.taken >= progress.single_until {
                 // All frames were accepted singly, so the kernel rejects the joining.
-                self.gso &= losses_before != self.stats.unreachable;
-                suspect = false;
+                self.joining.is_on &= progress.unreachable_before != self.stats.unreachable;
+                progress.is_unclear = false;
             }
         }
-        Ok(taken)
+        Ok(progress.taken)
     }
 
     fn refuses_next(&self) -> bool {
@@ -406,35 +500,10 @@ impl Link for Udp {
     fn poll(&mut self, _now_ns: u64, class: Class) -> io::Result<usize> {
         self.polled = class;
         match class {
-            Class::Small => {
-                let socket = self.small.as_fd();
-                // Two successive hits indicate a queue; a single packet should not pay for
-                // looking for a second one.
-                let found = if self.small_streak < 2 {
-                    self.small_receiver.one(socket, &mut self.stats)
-                } else {
-                    self.small_receiver
-                        .many(socket, &mut self.stats)
-                        .map(|(_, frames)| frames)
-                };
-                let mut found = found.inspect_err(|_| self.small_receiver.clear())?;
-                self.small_quiet = if found == 0 { self.small_quiet + 1 } else { 0 };
-                if self.small_quiet == ROUTE_LOOK_POLLS {
-                    self.small_quiet = 0;
-                    if let Some(socket) = self.routes.next() {
-                        found = self.small_receiver.one(socket, &mut self.stats)?;
-                    }
-                }
-                self.small_streak = match found {
-                    0 => 0,
-                    1 if self.small_streak >= 2 => 0,
-                    _ => self.small_streak.saturating_add(1),
-                };
-                Ok(found)
-            }
+            Class::Small => self.small.poll(&mut self.stats),
             Class::Bulk => {
-                let socket = self.bulk.as_fd();
-                let (_, found) = self.bulk_receiver.many(socket, &mut self.stats)?;
+                let socket = self.bulk.socket.as_fd();
+                let (_, found) = self.bulk.receiver.many(socket, &mut self.stats)?;
                 Ok(found)
             }
         }
@@ -443,8 +512,8 @@ impl Link for Udp {
     #[inline]
     fn frame(&self, index: usize) -> Incoming<'_> {
         let (from, bytes) = match self.polled {
-            Class::Small => self.small_receiver.frame(index),
-            Class::Bulk => self.bulk_receiver.frame(index),
+            Class::Small => self.small.receiver.frame(index),
+            Class::Bulk => self.bulk.receiver.frame(index),
         };
         Incoming {
             class: self.polled,
@@ -454,7 +523,7 @@ impl Link for Udp {
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.small.as_fd(), self.bulk.as_fd()]
+        vec![self.small.socket.as_fd(), self.bulk.socket.as_fd()]
     }
 }
 

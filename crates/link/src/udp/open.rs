@@ -296,7 +296,7 @@ mod tests {
         let address = SocketAddr::new(ip, 9);
         let os = io::Error::from_raw_os_error;
         for (error, advice) in [
-            (OpenError::NotUnicast { ip }, "give an address"),
+            (OpenError::NotUnicast { ip }, "use an address"),
             (
                 OpenError::Socket {
                     ip,

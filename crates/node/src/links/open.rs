@@ -1,7 +1,7 @@
 //! Opens the links that the configuration requests and the machine permits.
 
 use dipole_bpf::grant::GrantError;
-use dipole_bpf::{Bpf, BpfError, BpfOptions, FastPath, RxMode, TxMode, has_capabilities};
+use dipole_bpf::{Bpf, BpfError, BpfOptions, FastPath, has_capabilities};
 use dipole_engine::AnyLink;
 use dipole_link::busy_poll::BusyPolling;
 use dipole_link::fault::Fault;
@@ -129,14 +129,8 @@ fn add_fast_path(udp: Udp, config: &Config) -> (AnyLink, Option<BpfError>) {
 fn fast_path(udp: &Udp, config: &Config) -> Result<FastPath, BpfError> {
     let options = BpfOptions {
         ring_bytes: config.ring_bytes,
-        receive: config.receive,
-        send: config.send,
         ..BpfOptions::default()
     };
-    // A broker only grants rings filled by its own program.
-    if (options.receive, options.send) != (RxMode::default(), TxMode::default()) {
-        return FastPath::open(udp, &options);
-    }
     match FastPath::request(udp, &config.broker, &options) {
         Ok(mut fast_path) => {
             // A process that may send raw frames itself does not need the broker's socket.

@@ -198,7 +198,7 @@ impl Victim {
         self.serves();
         if let Some(bpf) = self.node.stats().bpf {
             assert!(
-                bpf.by_ring > 0,
+                bpf.from_ring > 0,
                 "the attacker's packets came past the ring: {bpf:?}"
             );
         }

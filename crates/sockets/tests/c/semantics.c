@@ -1,5 +1,5 @@
-/* What sockets do, as lines that must be the same without and with the library. The last line, on
- * standard error, says how many bytes of how many TCP carried. */
+/* Exercises socket calls; the output must be the same with and without the library. The last line,
+ * on standard error, has the bytes that TCP carried and the total. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -73,7 +73,7 @@ static void *put(void *argument)
     return NULL;
 }
 
-/* Sends so many bytes one way, written in one call, and compares what is read. */
+/* Sends `length` bytes in one direction with one call, and compares what is read. */
 static void pass(int from, int to, size_t length, unsigned seed)
 {
     pthread_t thread;
@@ -91,7 +91,7 @@ static void pass(int from, int to, size_t length, unsigned seed)
 }
 
 static int family = AF_INET;
-/* The network namespaces of the two ends, and the addresses in the second; none: the loopback. */
+/* The network namespaces of both ends, and the addresses in the second; by default loopback. */
 static int here = -1, there = -1;
 static const char *addresses[] = {"127.0.0.1", "::1"};
 
@@ -119,7 +119,7 @@ static void join(int *a, int *b)
     close(listener);
 }
 
-/* A connection that has shown large writes both ways. */
+/* A connection with large writes in both directions. */
 static void warm(int *a, int *b)
 {
     join(a, b);
@@ -157,7 +157,7 @@ static int ready(int fd, short what)
     return one.revents;
 }
 
-/* Waits until so many bytes can be read: Nagle may hold the last ones for a moment. */
+/* Waits until this many bytes can be read: Nagle may delay the last ones for a moment. */
 static void arrive(int fd, int length)
 {
     int queued = 0;
@@ -280,7 +280,7 @@ static void ends(void)
     CHECK(send(b, out, BIG, MSG_NOSIGNAL) == -1 && errno == EPIPE);
     close(b);
 
-    /* Unread bytes at close: a reset, whichever way they came. */
+    /* Unread bytes at close cause a reset, however they arrived. */
     warm(&a, &b);
     CHECK(write(b, out, BIG) == BIG && ready(a, POLLIN) == POLLIN && close(a) == 0);
     CHECK(read(b, in, 1) == -1 && errno == ECONNRESET);
@@ -312,7 +312,7 @@ static void *echo(void *argument)
     return NULL;
 }
 
-/* Both ways at once, more than all buffers hold. */
+/* Both directions at once, with more than all buffers hold. */
 static void both_ways(void)
 {
     int a, b;
@@ -345,7 +345,7 @@ static void full(void)
     fill(out, BIG, 0);
     size_t sent = 0, got = 0;
     ssize_t some;
-    /* The receiver's buffer may still grow: until poll says the same as write. */
+    /* The receiver's buffer may still grow: repeat until poll and write agree. */
     do {
         while ((some = write(a, out, BIG)) > 0)
             sent += (size_t)some;
@@ -390,7 +390,7 @@ static void copies(void)
     CHECK(b >= 100 && close(copy) == 0);
     pass(a, b, BIG, 1);
 
-    /* A child reads the rest of what its parent has begun, and answers. */
+    /* A child reads the rest of what its parent has begun to read, and answers. */
     CHECK(write(a, out, BIG) == BIG);
     get(b, in, 1000);
     pid_t child = fork();
@@ -404,7 +404,7 @@ static void copies(void)
     pass(a, b, BIG, 2);
     pass(b, a, BIG, 3);
 
-    /* Another program has the other end. */
+    /* Another program uses the other end. */
     child = fork();
     if (child == 0) {
         dup2(b, 0);
@@ -418,7 +418,7 @@ static void copies(void)
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     close(a);
 
-    /* Passed on, spliced, sent from a file: by TCP. */
+    /* Passed to a process, spliced, or sent from a file: over TCP. */
     warm(&a, &b);
     int pair[2], pipes[2];
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0 && pipe(pipes) == 0);
@@ -497,7 +497,7 @@ static void *put_later(void *argument)
     return put(argument);
 }
 
-/* A read that waits for more than has come. */
+/* A read that waits for more than has arrived. */
 static void low_water(void)
 {
     int a, b, least = 100;
@@ -514,7 +514,7 @@ static void low_water(void)
     printf("low water: as expected\n");
 }
 
-/* A number that is another file's, though nobody has called close. */
+/* A descriptor number that refers to another file without a call of close. */
 static void reused(void)
 {
     int a, b, ends[2];
@@ -526,7 +526,7 @@ static void reused(void)
         }
         CHECK(pipe(ends) == 0);
         CHECK(write(ends[1], "text", 4) == 4);
-        /* Not by a function that is replaced. */
+        /* Not through a replaced function. */
         CHECK(syscall(SYS_dup3, ends[0], b, 0) == b);
         CHECK(read(b, in, 10) == 4 && memcmp(in, "text", 4) == 0);
         CHECK(write(ends[1], "more", 4) == 4 && read(b, in, 10) == 4);
@@ -554,7 +554,7 @@ static void datagrams(void)
     CHECK(setsockopt(b, SOL_SOCKET, SO_RCVTIMEO, &soon, sizeof soon) == 0);
     CHECK(recv(b, in, 10, 0) == -1 && errno == EAGAIN);
     for (int time = 0; time < 50; time++) {
-        /* Each is read as it is: of no bytes, cut off, with its sender. */
+        /* Each is read as it is: empty, truncated, with its sender. */
         CHECK(send(a, out, 0, 0) == 0 && read(b, in, 10) == 0);
         CHECK(send(a, out, 100, 0) == 100 && send(a, out + 100, 100, 0) == 100);
         CHECK(recv(b, in, 30, MSG_TRUNC) == 100 && memcmp(in, out, 30) == 0);
@@ -584,7 +584,7 @@ static void datagrams(void)
     CHECK(pthread_create(&writer, NULL, put_later, &job) == 0);
     CHECK(read(b, in, 10) == 10);
     pthread_join(writer, NULL);
-    /* Nobody is there. */
+    /* No receiver. */
     close(b);
     CHECK(send(a, out, 10, 0) == 10 && recv(a, in, 10, 0) == -1 && errno == ECONNREFUSED);
     int c = dup(a);
@@ -594,7 +594,7 @@ static void datagrams(void)
     printf("datagrams: as expected\n");
 }
 
-/* [NAMESPACE ADDRESS-4 ADDRESS-6]: files and addresses of another network namespace. */
+/* [NAMESPACE ADDRESS-4 ADDRESS-6]: file and addresses of another network namespace. */
 int main(int count, char **words)
 {
     if (count == 4) {

@@ -16,7 +16,7 @@ pub(crate) fn library() -> PathBuf {
     let places = test.ancestors().skip(1).take(2);
     let mut libraries = places.map(|folder| folder.join("libdipole_sockets.so"));
     let found = libraries.find(|library| library.exists());
-    found.unwrap_or_else(|| panic!("no library lies beside {}", test.display()))
+    found.unwrap_or_else(|| panic!("no library next to {}", test.display()))
 }
 
 /// The directory in which the ends of one test find each other.

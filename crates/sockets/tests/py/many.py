@@ -1,7 +1,7 @@
-"""Many connections between two processes, opened and closed again and again, with records both ways: neither
-process keeps anything of them. many.py server COUNT ROUNDS, or client COUNT ROUNDS PORT.
+"""Opens and closes many connections between two processes, with records both ways; neither process
+may leak anything. many.py server COUNT ROUNDS, or client COUNT ROUNDS PORT.
 
-The client prints how many bytes it read by TCP of how many.
+The client prints the bytes that it read over TCP, and the total.
 """
 
 import os
@@ -14,7 +14,7 @@ SIDE = sys.argv[1]
 COUNT, ROUNDS = int(sys.argv[2]), int(sys.argv[3])
 BLOCK = bytes(range(256)) * 512
 INFO = struct.Struct("=6Q")
-# What an interpreter's heap may grow by, in KiB: a byte more for each of 100 000 connections would be 100.
+# Permitted growth of the interpreter's heap in KiB: one byte for each of 100 000 connections would be 100.
 GROWTH = 4096
 
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -22,20 +22,20 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def held():
-    """Descriptors, areas of shared memory, all mappings, threads, files where ends meet, and KiB of memory of this process."""
+    """Descriptors, shared areas, all mappings, threads, links in the directory, and KiB of memory of this process."""
     with open("/proc/self/maps") as maps:
         lines = list(maps)
     with open("/proc/self/status") as status:
         fields = dict(line.split(":", 1) for line in status)
     memory = sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem"))
-    areas = sum("/sockets/" in line for line in lines)
+    areas = sum("memfd:dipole" in line for line in lines)
     folder = os.path.join(os.environ["DIPOLE_RUNTIME_DIR"], "sockets")
     files = len(os.listdir(folder)) if os.path.exists(folder) else 0
     return len(os.listdir("/proc/self/fd")), areas, len(lines), int(fields["Threads"]), files, memory
 
 
 def whole(end):
-    # More than once only where the process was stopped or frozen meanwhile.
+    # More than one read only if the process was stopped or frozen meanwhile.
     got = end.recv(len(BLOCK), socket.MSG_WAITALL)
     while len(got) < len(BLOCK) and (more := end.recv(len(BLOCK) - len(got))):
         got += more
@@ -43,7 +43,7 @@ def whole(end):
 
 
 def exchange(end, first):
-    """Enough of large writes that both ends agree, and then write and read by memory."""
+    """Enough large writes that both ends agree, and then use shared memory."""
     for _ in range(3):
         if first:
             end.sendall(BLOCK)
@@ -70,7 +70,7 @@ def server():
         for end in ends:
             exchange(end, False)
         control.sendall(b"d")
-        # Half of them are closed here first; some of those with bytes that nobody has read.
+        # Half of them are closed here first, some of those with unread bytes.
         for number, end in enumerate(ends):
             if number % 2:
                 end.close()
@@ -106,11 +106,11 @@ def client():
         theirs = INFO.unpack(control.recv(INFO.size))
         rounds.append((held(), theirs))
     for name, at in (("client", 0), ("server", 1)):
-        # The first round is warm-up: buffers of the interpreter, places of connections.
+        # The first round is a warm-up: buffers of the interpreter, slots of connections.
         first, last = rounds[min(1, ROUNDS - 1)][at], rounds[-1][at]
         print(f"{name}: descriptors, areas, mappings, threads, files, KiB: {first} after round 2, {last} after {ROUNDS}", file=sys.stderr)
         assert first[:2] + first[3:5] == last[:2] + last[3:5] and last[1] == 0 and last[3] == 1 and last[4] == 0, name
-        # Heaps come and go by a few mappings.
+        # The number of heap mappings varies a little.
         assert last[2] <= first[2] + 8 and last[5] <= first[5] + GROWTH, name
     print(carried, "of", ROUNDS * COUNT * 3 * len(BLOCK))
 

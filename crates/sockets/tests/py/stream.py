@@ -1,5 +1,5 @@
-"""Two ends of one connection, large and small writes both ways at once, each compared with what
-was sent. Prints how many bytes TCP carried to this end, of how many."""
+"""Two ends of one connection: large and small writes in both directions at once, all compared with
+what was sent. Prints the bytes that TCP carried to this end, and the total."""
 
 import os
 import random
@@ -12,7 +12,7 @@ role, port = sys.argv[1], int(sys.argv[2])
 mine, theirs = (random.Random(seed).randbytes(LENGTH) for seed in (role == "server", role != "server"))
 
 if role == "server":
-    # As nginx does: what the library is told by it must be known before.
+    # As nginx does: the library must have read its variables before.
     os.environ.clear()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(listener.getsockname()[1], flush=True)
@@ -20,7 +20,7 @@ if role == "server":
 else:
     end = socket.create_connection(("127.0.0.1", port))
 
-# In turns, so that both ends show large writes and reads before all is in the kernel's buffers.
+# In turns, so that both ends make large writes and reads before all data is in the kernel's buffers.
 BLOCK = bytes(range(250)) * 800
 for turn in range(12):
     if (turn % 2 == 0) == (role == "server"):

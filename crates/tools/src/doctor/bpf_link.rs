@@ -6,7 +6,7 @@ use std::path::Path;
 
 use dipole_bpf::grant::wire::{Granted, Reason};
 use dipole_bpf::grant::{GrantError, preview};
-use dipole_bpf::hook::{Attached, Side, attached};
+use dipole_bpf::hook::{AttachedProgram, TrafficDirection, attached};
 use dipole_bpf::{InterfaceId, has_capabilities, interface_of};
 use dipole_node::Config;
 
@@ -53,7 +53,7 @@ fn judge(access: &Access, has_tcx: bool, path: &Path) -> Finding {
         }
         Access::Own => Finding::slow(
             NAME,
-            "the kernel has no TCX, so small packets take the slower XDP or the socket",
+            "the kernel has no TCX, so small packets use the UDP socket",
             "install Linux 6.6 or newer",
         ),
         Access::Granted(Ok(granted)) => {
@@ -95,11 +95,11 @@ fn judge(access: &Access, has_tcx: bool, path: &Path) -> Finding {
 }
 
 /// Programs attached at TCX, including ours; they run one after another.
-fn others(programs: &[Attached]) -> Option<Finding> {
+fn others(programs: &[AttachedProgram]) -> Option<Finding> {
     let told = programs.iter().map(|one| {
         let side = match one.side {
-            Side::Ingress => "ingress",
-            Side::Egress => "egress",
+            TrafficDirection::Ingress => "ingress",
+            TrafficDirection::Egress => "egress",
         };
         let name = one.name.as_deref().unwrap_or("unnamed");
         format!("{name} ({}) at {side}", one.id)
@@ -182,8 +182,8 @@ mod tests {
     #[test]
     fn attached_programs_are_named() {
         assert_eq!(others(&[]), None);
-        let program = Attached {
-            side: Side::Egress,
+        let program = AttachedProgram {
+            side: TrafficDirection::Egress,
             id: 7,
             name: Some("shaper".to_owned()),
         };

@@ -34,11 +34,11 @@ fn a_broker_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
     let mut raw = scene.link(CAROL);
     assert!(raw.sends_raw());
     talk(&scene, &mut link);
-    assert_eq!((link.stats().by_ring, link.stats().by_socket), (50, 0));
+    assert_eq!((link.stats().from_ring, link.stats().from_socket), (50, 0));
     scene.kill_broker();
     assert_eq!(scene.attached(), [], "the kernel has taken it away");
     talk(&scene, &mut link);
-    assert_eq!((link.stats().by_ring, link.stats().by_socket), (50, 50));
+    assert_eq!((link.stats().from_ring, link.stats().from_socket), (50, 50));
     wait_for("no raw frames any more", || {
         spin(&scene, CAROL, &mut raw);
         (!raw.sends_raw()).then_some(())
@@ -53,7 +53,10 @@ fn a_broker_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
         (users == 2 && raw.sends_raw()).then_some(())
     });
     talk(&scene, &mut link);
-    assert_eq!((link.stats().by_ring, link.stats().by_socket), (100, 50));
+    assert_eq!(
+        (link.stats().from_ring, link.stats().from_socket),
+        (100, 50)
+    );
     talk(&scene, &mut raw);
 }
 
@@ -62,7 +65,7 @@ fn spin(scene: &Scene, uid: u32, link: &mut dipole_bpf::Bpf) {
     scene.being(uid, || {
         for _ in 0..1 << 18 {
             let found = link.poll(now_ns(), Class::Small).expect("a link");
-            assert_eq!(found, 0, "nobody sends");
+            assert_eq!(found, 0, "no process sends");
         }
     });
 }
@@ -193,12 +196,12 @@ fn rings_are_filled_while_a_broker_is_started_again_and_those_of_the_dead_are_sw
 
     // The ring is filled without a broker.
     talk(&scene, &mut link);
-    assert_eq!((link.stats().by_ring, link.stats().by_socket), (100, 0));
+    assert_eq!((link.stats().from_ring, link.stats().from_socket), (100, 0));
     drop(dying);
     drop(raw);
     manager.start(&mut scene);
     talk(&scene, &mut link);
-    assert_eq!((link.stats().by_ring, link.stats().by_socket), (150, 0));
+    assert_eq!((link.stats().from_ring, link.stats().from_socket), (150, 0));
     // The link requests again, and the ring is counted once.
     wait_for("one user", || {
         spin(&scene, BOB, &mut link);
@@ -215,7 +218,7 @@ fn rings_are_filled_while_a_broker_is_started_again_and_those_of_the_dead_are_sw
         text.contains("was not claimed").then_some(())
     });
     talk(&scene, &mut link);
-    assert_eq!((link.stats().by_ring, link.stats().by_socket), (200, 0));
+    assert_eq!((link.stats().from_ring, link.stats().from_socket), (200, 0));
     drop(link);
     wait_for("nothing attached", || {
         scene.attached().is_empty().then_some(())

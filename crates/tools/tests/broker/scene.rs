@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use dipole_bpf::grant::status::read_status;
 use dipole_bpf::grant::{Grant, GrantError, pin_port, request};
-use dipole_bpf::hook::{Attached, attached};
+use dipole_bpf::hook::{AttachedProgram, attached};
 use dipole_bpf::{Bpf, BpfOptions, FastPath, InterfaceId};
 use dipole_link::udp::UdpOptions;
 use dipole_link::{Class, Link, Udp};
@@ -146,8 +146,8 @@ impl Scene {
     pub(crate) fn program(&self) -> PathBuf {
         let program = self.path("dipole");
         if !program.exists() {
-            // Copied by another process: otherwise a process that another test starts could inherit the
-            // open copy, which then could not be executed.
+            // Copied by another process: otherwise a process that another test starts could inherit
+            // the open copy, which then could not be executed.
             let this = Path::new(env!("CARGO_BIN_EXE_dipole"));
             let copied = Command::new("cp").args([this, &program]).status();
             assert!(copied.expect("cp").success());
@@ -286,7 +286,7 @@ impl Scene {
     }
 
     /// Programs attached to the first node's interface.
-    pub(crate) fn attached(&self) -> Vec<Attached> {
+    pub(crate) fn attached(&self) -> Vec<AttachedProgram> {
         let interface = self.interface();
         let found = self.testbed.inside(1, || attached(&interface));
         found.expect("the node").expect("root may ask")

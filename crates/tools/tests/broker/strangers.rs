@@ -9,7 +9,7 @@ use std::time::Duration;
 use dipole_bpf::grant::channel::{Received, connect, recv, send};
 use dipole_bpf::grant::wire::{Reason, Reply, Request};
 use dipole_bpf::grant::{pin_port, preview};
-use dipole_bpf::hook::{Hook, Place, create_ring};
+use dipole_bpf::hook::{Hook, create_ring};
 use dipole_link::{Class, Link};
 use rustix::net::sockopt;
 
@@ -24,7 +24,8 @@ const QUESTION: Request = Request {
 };
 
 impl Scene {
-    /// The refusal of a request with these bytes and files; none if the broker closes the connection.
+    /// The refusal of a request with these bytes and files; none if the broker closes the
+    /// connection.
     fn told(&self, uid: u32, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Option<Reply> {
         self.being(uid, || {
             let connection = connect(&self.broker()).expect("it listens");
@@ -143,7 +144,7 @@ fn invalid_too_long_or_too_many_rings_are_refused() {
         let interface = dipole_bpf::interface_of(scene.address(2))
             .expect("an interface")
             .0;
-        Hook::attach(&interface, Place::Tcx).expect("root may")
+        Hook::attach(&interface).expect("root may")
     });
     let other = other.expect("the node");
     let long = create_ring(RING_BYTES * 2).expect("root may");
@@ -191,7 +192,7 @@ fn invalid_silent_or_lingering_clients_do_not_delay_others() {
     let long = [QUESTION.encode(), vec![0; 4000]].concat();
     for bytes in [&b"?"[..], &[0; 12], &long] {
         match scene.told(MALLORY, bytes, &[socket.as_fd()]) {
-            Some(Reply::Refused(refusal)) => assert_eq!(refusal.reason, Reason::Nonsense),
+            Some(Reply::Refused(refusal)) => assert_eq!(refusal.reason, Reason::Malformed),
             other => panic!("{other:?}"),
         }
     }
@@ -204,7 +205,7 @@ fn invalid_silent_or_lingering_clients_do_not_delay_others() {
         }
         other => panic!("{other:?}"),
     }
-    assert_eq!(scene.refused(ALICE, &[]).0, Reason::Nonsense, "no proof");
+    assert_eq!(scene.refused(ALICE, &[]).0, Reason::Malformed, "no proof");
 
     // Sockets that linger for ten minutes when they are closed; the broker has the last copy.
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
@@ -238,7 +239,7 @@ fn invalid_silent_or_lingering_clients_do_not_delay_others() {
     assert_eq!(turned_away, Some(Reason::Busy));
     drop(silent);
     drop(unread);
-    wait_for("Mallory to be heard again", || {
+    wait_for("Mallory to get a reply again", || {
         (scene.refused_or_not(MALLORY, &socket) == Some(Reason::User)).then_some(())
     });
 }
@@ -312,7 +313,7 @@ fn a_user_who_corrupts_and_floods_a_ring_harms_only_himself() {
         assert_eq!(found, (seen..seen + 50).collect::<Vec<_>>(), "{round}");
         seen += 50;
     }
-    assert_eq!(good.stats().by_ring, seen, "none took the socket");
+    assert_eq!(good.stats().from_ring, seen, "none took the socket");
     drop(bad);
     for _ in 0..200 {
         peer.send_to(&[7; 1000], to_bad).expect("sent");
@@ -340,7 +341,7 @@ fn a_grant_ends_when_its_owner_shares_the_port() {
         let socket = UdpSocket::bind((scene.address(1), 0)).expect("bound");
         pin_port(socket.as_fd()).expect("a port");
         // The pinned port stays bound.
-        rustix::net::connect_unspec(&socket).expect("nobody");
+        rustix::net::connect_unspec(&socket).expect("disconnect");
         socket.local_addr().expect("bound").port()
     });
     assert_ne!(loose, 0);

@@ -100,7 +100,10 @@ fn messages_continue_through_the_socket_without_the_ring_and_then_through_the_ri
 
     exchange(&scene, 0, PART);
     let before = stats();
-    assert!(before.by_ring > PART / 100 && before.raw > 0, "{before:?}");
+    assert!(
+        before.from_ring > PART / 100 && before.raw > 0,
+        "{before:?}"
+    );
 
     let mut broker = scene.take_broker();
     std::thread::scope(|scope| {
@@ -112,15 +115,15 @@ fn messages_continue_through_the_socket_without_the_ring_and_then_through_the_ri
     });
     exchange(&scene, 3 * PART, PART);
     let without = stats();
-    assert!(without.by_socket > before.by_socket, "{without:?}");
+    assert!(without.from_socket > before.from_socket, "{without:?}");
 
     let mut broker = scene.command();
     scene.start(&mut broker);
     let begun = Instant::now();
     let mut next = 4 * PART;
-    let by_ring = stats().by_ring;
+    let from_ring = stats().from_ring;
     let raw = stats().raw;
-    while stats().by_ring <= by_ring + 100 || stats().raw <= raw + 100 {
+    while stats().from_ring <= from_ring + 100 || stats().raw <= raw + 100 {
         exchange(&scene, next, 1000);
         next += 1000;
         assert!(begun.elapsed() < PATIENCE, "the ring does not come back");

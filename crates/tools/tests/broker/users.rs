@@ -22,7 +22,7 @@ pub(crate) fn reason(error: &GrantError) -> Reason {
 }
 
 #[test]
-fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_broker_says_why() {
+fn with_permission_packets_arrive_by_a_granted_ring_and_without_the_broker_states_why() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };
@@ -36,7 +36,7 @@ fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_broker_sa
             peer.send_to(&number.to_le_bytes(), at).expect("sent");
         }
         assert_eq!(numbers(&mut link, 100), (0..100).collect::<Vec<_>>());
-        assert_eq!(link.stats().by_ring, 100);
+        assert_eq!(link.stats().from_ring, 100);
         assert_eq!(scene.counter("deposited"), before + 100);
         let user = &scene.status()["interfaces"][0]["users"][0];
         assert_eq!((&user["uid"], &user["rings"]), (&uid.into(), &1.into()));

@@ -1,30 +1,21 @@
-//! Functions of the kernel, as far as our programs call them.
+//! The kernel's helper functions that our programs call.
 
 use super::{Machine, Maps, Region, Value, written};
 use super::{Map, Number, Pointer, Unchecked, Unset};
 use crate::program::assembler::Helper;
 use crate::program::maps::{self, KEY_BYTES, Reason};
-use crate::program::queue;
 
 const EFAULT: i64 = -14;
-const XDP_REDIRECT: u64 = 4;
 
 impl Machine<'_> {
     pub(super) fn call(&mut self, helper: i32) -> Result<(), String> {
         let result = match helper {
             it if it == Helper::MapLookup as i32 => self.look_up()?,
-            it if it == Helper::SkbLoadBytes as i32 || it == Helper::XdpLoadBytes as i32 => {
-                self.load_bytes()?
-            }
+            it if it == Helper::SkbLoadBytes as i32 => self.load_bytes()?,
             it if it == Helper::SocketCookie as i32 => {
                 self.context_argument()?;
                 Number(self.input.cookie)
             }
-            it if it == Helper::XdpLength as i32 => {
-                self.context_argument()?;
-                Number(u64::try_from(self.input.frame.len()).unwrap())
-            }
-            it if it == Helper::RedirectMap as i32 => self.redirect()?,
             it if it == Helper::RingReserve as i32 => self.reserve()?,
             it if it == Helper::RingSubmit as i32 => self.end_record(true)?,
             it if it == Helper::RingDiscard as i32 => self.end_record(false)?,
@@ -43,14 +34,14 @@ impl Machine<'_> {
 
     fn look_up(&mut self) -> Result<Value, String> {
         let Map(map) = self.get(1)? else {
-            return Err("no map".to_owned());
+            return Err("not a map".to_owned());
         };
         let key = |count: usize| -> Result<Vec<u8>, String> {
             let (region, at) = self.place(2, 0)?;
-            let begin = usize::try_from(at).map_err(|_| "the key lies before the stack")?;
+            let begin = usize::try_from(at).map_err(|_| "the key is before the stack")?;
             match (region, self.stack.get(begin..begin + count)) {
                 (Region::Stack, Some(bytes)) => written(bytes),
-                _ => Err("the key does not lie on the stack".to_owned()),
+                _ => Err("the key is not on the stack".to_owned()),
             }
         };
         let found = match &*self.maps {
@@ -80,24 +71,8 @@ impl Machine<'_> {
                 maps::REFUSED => (key(4)? == [0; 4]).then_some(Region::Refused),
                 _ => return Err("no such map".to_owned()),
             },
-            Maps::Queue { .. } => match map {
-                queue::COUNTER => (key(4)? == [0; 4]).then_some(Region::WrongQueue),
-                _ => return Err("no such map".to_owned()),
-            },
         };
         Ok(found.map_or(Number(0), Unchecked))
-    }
-
-    /// What the program returns: the frame goes to the socket, or what was asked for if there
-    /// is none.
-    fn redirect(&mut self) -> Result<Value, String> {
-        let (Map(queue::SOCKETS), Maps::Queue { has_socket, .. }) = (self.get(1)?, &*self.maps)
-        else {
-            return Err("no map of sockets".to_owned());
-        };
-        let (socket, other) = (self.number_in(2)?, self.number_in(3)?);
-        let is_there = *has_socket && socket == 0;
-        Ok(Number(if is_there { XDP_REDIRECT } else { other & 3 }))
     }
 
     fn load_bytes(&mut self) -> Result<Value, String> {
@@ -114,7 +89,7 @@ impl Machine<'_> {
         let end = from.saturating_add(count);
         let (bytes, result) = match self.input.frame.get(from..end) {
             Some(bytes) => (bytes.to_vec(), 0),
-            // The kernel wipes what it could not fill.
+            // The kernel clears the buffer on failure.
             None => (vec![0; count], EFAULT),
         };
         self.put(region, at, &bytes)?;
@@ -147,7 +122,7 @@ impl Machine<'_> {
         };
         let (record, key) = self.record.take().ok_or("the record is gone")?;
         if let (true, Maps::Ingress { rings, .. }) = (submit, &mut *self.maps) {
-            // What nobody has written is what some earlier packet left.
+            // Uninitialised bytes hold data of an earlier packet.
             let bytes = record.into_iter().map(|byte| byte.unwrap_or(0xa5));
             rings.get_mut(&key).unwrap().records.push(bytes.collect());
         }

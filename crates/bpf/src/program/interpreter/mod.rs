@@ -1,9 +1,8 @@
-//! A BPF machine for tests: what the assembler can write, run more strictly than on a CPU.
+//! A BPF interpreter for tests, stricter than a CPU.
 //!
-//! It refuses what the kernel's verifier is there to rule out, on the path that is
-//! taken: reading what nobody has written, reaching outside of packet, stack, record or
-//! map value, reading a packet further than was checked, using what a helper returned
-//! without asking whether it is null, a record that is never submitted.
+//! On the path that is taken it rejects what the kernel's verifier would: uninitialised reads, accesses
+//! outside of packet, stack, record or map value, packet reads beyond the checked length, pointers
+//! from helpers without a null check, and records that are never submitted.
 
 mod helpers;
 
@@ -12,15 +11,15 @@ use std::collections::HashMap;
 use super::assembler::{Instruction, Program};
 use super::maps::{ALLOWED_BYTES, KEY_BYTES, Reason};
 
-/// No program of ours has loops.
+/// Limit on executed instructions; our programs have no loops.
 const MAX_STEPS: usize = 2_000;
 const STACK_BYTES: usize = 512;
 
-/// A ring with so much room left.
+/// A ring with `room` bytes left.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ring {
     pub(super) room: usize,
-    /// What was submitted.
+    /// Submitted records.
     pub(super) records: Vec<Vec<u8>>,
 }
 
@@ -36,19 +35,17 @@ pub(super) enum Maps {
         allowed: HashMap<u64, [u8; ALLOWED_BYTES]>,
         refused: u64,
     },
-    /// Of the program before an AF_XDP socket.
-    Queue { has_socket: bool, wrong: u64 },
 }
 
-/// The packet and what the kernel says of it.
+/// The packet and its context.
 #[derive(Clone, Debug)]
 pub(super) struct Input<'a> {
     pub(super) frame: &'a [u8],
-    /// Bytes of the frame that lie in one piece, at its begin.
+    /// Length of the contiguous start of the frame.
     pub(super) linear: usize,
-    /// Numbers in the context, by offset.
+    /// Context fields by offset.
     pub(super) fields: HashMap<i16, u32>,
-    /// Offsets in the context of the packet's begin and end.
+    /// Context offsets of the pointers to the packet's start and end.
     pub(super) data: [i16; 2],
     pub(super) cookie: u64,
 }
@@ -63,7 +60,6 @@ enum Region {
     FullCount([u8; KEY_BYTES]),
     Allowed(u64),
     Refused,
-    WrongQueue,
     Ring([u8; KEY_BYTES]),
     Record,
 }
@@ -73,14 +69,14 @@ enum Value {
     Unset,
     Number(u64),
     Pointer(Region, i64),
-    /// From a helper; it could have been null.
+    /// A pointer from a helper that was not compared with null yet.
     Unchecked(Region),
     Map(i32),
 }
 
 use Value::{Map, Number, Pointer, Unchecked, Unset};
 
-/// Runs a program; gives what it returns, or what it did wrong.
+/// Runs a program; returns its result, or what it did wrong.
 pub(super) fn run(program: &Program, input: &Input<'_>, maps: &mut Maps) -> Result<i32, String> {
     let mut machine = Machine {
         registers: [Unset; 11],
@@ -107,9 +103,9 @@ pub(super) fn run(program: &Program, input: &Input<'_>, maps: &mut Maps) -> Resu
 struct Machine<'a> {
     registers: [Value; 11],
     stack: [Option<u8>; STACK_BYTES],
-    /// How far the packet may be read.
+    /// Length of the packet that was checked and may be read.
     checked: i64,
-    /// The record that is reserved and not yet submitted, and its ring.
+    /// The reserved record that was not submitted yet, and its ring.
     record: Option<(Vec<Option<u8>>, [u8; KEY_BYTES])>,
     input: &'a Input<'a>,
     maps: &'a mut Maps,
@@ -124,7 +120,7 @@ fn size_of_access(code: u8) -> usize {
     }
 }
 
-/// A number from bytes in the machine's order; the rest is zero.
+/// A number from bytes in native order, zero-extended.
 fn number(bytes: &[u8]) -> u64 {
     let mut whole = [0; 8];
     match cfg!(target_endian = "little") {
@@ -141,7 +137,7 @@ fn bytes_of(value: u64, count: usize) -> Vec<u8> {
     }
 }
 
-/// The constant as 64 bits.
+/// The constant, sign-extended to 64 bits.
 fn extended(constant: i32) -> u64 {
     i64::from(constant).cast_unsigned()
 }
@@ -167,7 +163,7 @@ impl Machine<'_> {
     fn number_in(&self, register: u8) -> Result<u64, String> {
         match self.get(register)? {
             Number(value) => Ok(value),
-            other => Err(format!("register {register} is {other:?}, no number")),
+            other => Err(format!("register {register} is {other:?}, not a number")),
         }
     }
 
@@ -179,7 +175,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// One instruction; the next one's place, or none at the end.
+    /// Executes one instruction; returns the index of the next, or `None` at the end.
     fn step(
         &mut self,
         it: Instruction,
@@ -251,7 +247,7 @@ impl Machine<'_> {
         self.set(it.to, value)
     }
 
-    /// Whether a jump is taken.
+    /// True if a jump is taken.
     fn holds(&mut self, it: Instruction) -> Result<bool, String> {
         let (left, right) = (self.get(it.to)?, self.operand(it)?);
         match (it.code & 0xf0, left, right) {
@@ -293,18 +289,18 @@ impl Machine<'_> {
         self.set(it.to, Number(number(&bytes)))
     }
 
-    /// Where an access through a register goes.
+    /// Target of an access through a register.
     fn place(&self, base: u8, offset: i16) -> Result<(Region, i64), String> {
         match self.get(base)? {
             Pointer(region, at) => Ok((region, at + i64::from(offset))),
-            other => Err(format!("register {base} is {other:?}, no pointer")),
+            other => Err(format!("register {base} is {other:?}, not a pointer")),
         }
     }
 
     fn read(&mut self, base: u8, offset: i16, count: usize) -> Result<Vec<u8>, String> {
         let (region, at) = self.place(base, offset)?;
         let range = |length: usize| {
-            let begin = usize::try_from(at).map_err(|_| "it reads before the begin")?;
+            let begin = usize::try_from(at).map_err(|_| "it reads before the start")?;
             let end = begin + count;
             match end <= length {
                 true => Ok(begin..end),
@@ -342,7 +338,7 @@ impl Machine<'_> {
     }
 
     fn put(&mut self, region: Region, at: i64, bytes: &[u8]) -> Result<(), String> {
-        let begin = usize::try_from(at).map_err(|_| "it writes before the begin")?;
+        let begin = usize::try_from(at).map_err(|_| "it writes before the start")?;
         let end = begin + bytes.len();
         let some = bytes.iter().copied().map(Some);
         let outside = || format!("it writes up to {end} of {region:?}");
@@ -371,7 +367,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The number that a map has there.
+    /// A counter in a map.
     fn counter(&mut self, region: Region) -> Result<&mut u64, String> {
         Ok(match (region, &mut *self.maps) {
             (Region::Counter(index), Maps::Ingress { counters, .. }) => {
@@ -379,7 +375,6 @@ impl Machine<'_> {
             }
             (Region::FullCount(key), Maps::Ingress { full, .. }) => full.get_mut(&key).unwrap(),
             (Region::Refused, Maps::Egress { refused, .. }) => refused,
-            (Region::WrongQueue, Maps::Queue { wrong, .. }) => wrong,
             _ => return Err(format!("{region:?} cannot be read or written")),
         })
     }
@@ -391,5 +386,5 @@ fn begin_of(at: i64) -> usize {
 
 fn written(bytes: &[Option<u8>]) -> Result<Vec<u8>, String> {
     let all: Option<Vec<u8>> = bytes.iter().copied().collect();
-    all.ok_or_else(|| "it reads what nobody has written".to_owned())
+    all.ok_or_else(|| "it reads uninitialised memory".to_owned())
 }
