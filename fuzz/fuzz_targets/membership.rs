@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| dipole_agent::take_anything(bytes));
+fuzz_target!(|bytes: &[u8]| dipole_agent::receive_anything(bytes));

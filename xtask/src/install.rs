@@ -1,7 +1,7 @@
 //! Installs what has been built, and uninstalls it with the list of installed files.
 //!
-//! All files are written below `DESTDIR` + `PREFIX`. Paths inside files (such as the pkg-config file)
-//! contain only `PREFIX`, as packagers expect.
+//! All files are written below `DESTDIR` + `PREFIX`. Paths inside files (such as the pkg-config
+//! file) contain only `PREFIX`, as packagers expect.
 
 use std::collections::BTreeSet;
 use std::fs;

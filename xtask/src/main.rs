@@ -1,5 +1,5 @@
-//! Tasks beyond cargo: long test campaigns, injected bugs, fuzzing, Miri, the model checker with wider
-//! bounds, clusters in network namespaces, installation and packages.
+//! Tasks beyond cargo: long test campaigns, injected bugs, fuzzing, Miri, the model checker with
+//! wider bounds, clusters in network namespaces, installation and packages.
 
 mod campaign;
 mod cluster;
@@ -62,7 +62,8 @@ enum Task {
     Install(install::Arguments),
     /// Remove the files that `install` installed.
     Uninstall(install::Place),
-    /// Fetch MPI libraries, run mpi4py's tests, and compare kernels with TCP, over the libfabric provider.
+    /// Fetch MPI libraries, run mpi4py's tests, and compare kernels with TCP, over the libfabric
+    /// provider.
     #[command(subcommand)]
     Mpi(mpi::Task),
     /// Build a Debian package with the files that `install` installs.

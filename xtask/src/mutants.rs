@@ -1,9 +1,9 @@
 //! Injects bugs to check that the tests find them.
 //!
-//! The workspace is copied to `target/mutants`, and one snippet of the copy is replaced. The copy is
-//! built incrementally; the suite that should find the bug (the simulator, a test of the protocol, the
-//! model checker) runs while the next mutant is built. The suites must also pass on the unchanged
-//! copy: a seed that fails there too has found something else.
+//! The workspace is copied to `target/mutants`, and one snippet of the copy is replaced. The copy
+//! is built incrementally; the suite that should find the bug (the simulator, a test of the
+//! protocol, the model checker) runs while the next mutant is built. The suites must also pass on
+//! the unchanged copy: a seed that fails there too has found something else.
 
 mod copy;
 mod list;
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn some_are_chosen_beside_those_named_and_none_twice() {
+    fn some_are_chosen_besides_those_named_and_none_twice() {
         let name = all().next().map_or("", |mutant| mutant.name);
         let chosen = choose(&arguments(&[name], Some(3))).expect("a git checkout");
         assert_eq!(chosen.len(), 4);

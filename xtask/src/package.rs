@@ -1,8 +1,8 @@
-//! A Debian package of the files that `install` installs below `/usr`, without debugging symbols, with
-//! its dependencies.
+//! A Debian package of the files that `install` installs below `/usr`, without debugging symbols,
+//! with its dependencies.
 //!
-//! The libraries are in `/usr/lib`, where compilers, pkg-config and the dynamic linker look on every
-//! such system. libfabric does not look in `/usr/lib/libfabric`, so only programs with
+//! The libraries are in `/usr/lib`, where compilers, pkg-config and the dynamic linker look on
+//! every such system. libfabric does not look in `/usr/lib/libfabric`, so only programs with
 //! FI_PROVIDER_PATH load the provider.
 
 use std::fs;

@@ -1,5 +1,6 @@
-//! An MPI job over the libfabric provider, a BSP job and a viewer that uses TCP exchange arrays by name
-//! (`examples/coupling`), on one node and on two. The result is compared with that of one process.
+//! An MPI job over the libfabric provider, a BSP job and a viewer that uses TCP exchange arrays by
+//! name (`examples/coupling`), on one node and on two. The result is compared with that of one
+//! process.
 
 #![allow(missing_docs, reason = "tests")]
 

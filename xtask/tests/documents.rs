@@ -1,5 +1,6 @@
 //! Documents are true where a machine can tell: links lead to files and headings that exist, files
-//! that are named exist, documents keep to their length, and ARCHITECTURE.md has the table of layers.
+//! that are named exist, documents keep to their length, and ARCHITECTURE.md has the table of
+//! layers.
 
 #![allow(missing_docs, reason = "tests")]
 

@@ -4,12 +4,14 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{run, said};
+use tempfile::TempDir;
 
 const PREFIX: &str = "/opt/dipole-test";
 
@@ -90,172 +92,222 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-#[test]
-fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed() {
-    let testbed = tempfile::tempdir().expect("a directory");
-    let destdir = testbed.path().join("image");
-    // Twice: an installation replaces an older one.
-    for _ in 0..2 {
-        run(xtask("install", &destdir).args(["--profile", "dev"]));
-    }
-    let installed = destdir.join(PREFIX.trim_start_matches('/'));
-    for (file, mode) in [
-        ("bin/dipole", 0o755),
-        ("sbin/dipole-broker", 0o755),
-        ("bin/bspcc", 0o755),
-        ("bin/bsprun", 0o755),
-        ("include/dipole.h", 0o644),
-        ("include/bsp.h", 0o644),
-        ("include/bsp_level1.h", 0o644),
-        ("include/mcbsp.h", 0o644),
-        ("include/bsp.f90", 0o644),
-        ("lib/libbsp.a", 0o644),
-        ("lib/libbsp.so", 0o755),
-        ("lib/libbsp.so.0", 0o755),
-        ("lib/pkgconfig/bsp.pc", 0o644),
-        ("lib/libfabric/libdipole-fi.so", 0o755),
-        ("lib/libdipole-sockets.so", 0o755),
-        ("lib/libdipole.a", 0o644),
-        ("lib/libdipole.so", 0o755),
-        ("lib/libdipole.so.0", 0o755),
-        ("lib/pkgconfig/dipole.pc", 0o644),
-        ("share/man/man1/dipole-bench.1", 0o644),
-        ("share/man/man1/bspcc.1", 0o644),
-        ("share/man/man3/bsp_put.3", 0o644),
-        ("share/man/man3/dp_open.3", 0o644),
-        ("share/man/man7/bsp.7", 0o644),
-        ("share/man/man7/dipole.7", 0o644),
-        ("share/man/man8/dipole-broker.8", 0o644),
-        ("share/bash-completion/completions/dipole", 0o644),
-        ("share/zsh/site-functions/_dipole", 0o644),
-        ("share/fish/vendor_completions.d/dipole.fish", 0o644),
-        ("lib/systemd/user/dipole-agent.service", 0o644),
-        ("lib/systemd/system/dipole-broker.service", 0o644),
-    ] {
-        let found =
-            fs::metadata(installed.join(file)).unwrap_or_else(|cause| panic!("{file}: {cause}"));
-        assert_eq!(found.permissions().mode() & 0o777, mode, "{file}");
-    }
-    let version = run(Command::new(installed.join("bin/dipole")).arg("--version"));
-    assert!(version.starts_with("dipole "), "{version}");
+/// Installed files and their modes.
+const INSTALLED: [(&str, u32); 31] = [
+    ("bin/dipole", 0o755),
+    ("sbin/dipole-broker", 0o755),
+    ("bin/bspcc", 0o755),
+    ("bin/bsprun", 0o755),
+    ("include/dipole.h", 0o644),
+    ("include/bsp.h", 0o644),
+    ("include/bsp_level1.h", 0o644),
+    ("include/mcbsp.h", 0o644),
+    ("include/bsp.f90", 0o644),
+    ("lib/libbsp.a", 0o644),
+    ("lib/libbsp.so", 0o755),
+    ("lib/libbsp.so.0", 0o755),
+    ("lib/pkgconfig/bsp.pc", 0o644),
+    ("lib/libfabric/libdipole-fi.so", 0o755),
+    ("lib/libdipole-sockets.so", 0o755),
+    ("lib/libdipole.a", 0o644),
+    ("lib/libdipole.so", 0o755),
+    ("lib/libdipole.so.0", 0o755),
+    ("lib/pkgconfig/dipole.pc", 0o644),
+    ("share/man/man1/dipole-bench.1", 0o644),
+    ("share/man/man1/bspcc.1", 0o644),
+    ("share/man/man3/bsp_put.3", 0o644),
+    ("share/man/man3/dp_open.3", 0o644),
+    ("share/man/man7/bsp.7", 0o644),
+    ("share/man/man7/dipole.7", 0o644),
+    ("share/man/man8/dipole-broker.8", 0o644),
+    ("share/bash-completion/completions/dipole", 0o644),
+    ("share/zsh/site-functions/_dipole", 0o644),
+    ("share/fish/vendor_completions.d/dipole.fish", 0o644),
+    ("lib/systemd/user/dipole-agent.service", 0o644),
+    ("lib/systemd/system/dipole-broker.service", 0o644),
+];
 
-    // Outside the tree, as a user would, with the paths of pkg-config.
-    fs::write(testbed.path().join("outside.c"), PROGRAM).expect("a file");
-    let pkg_config = |package: &str, what: &[&str]| -> Option<Vec<String>> {
+/// Flags for the compiler to link a program with a library.
+struct Flags {
+    shared: Vec<String>,
+    /// With the static library by its path, because `-l` would use the shared one.
+    archived: Vec<String>,
+}
+
+/// An installation below a temporary directory.
+struct Installation {
+    testbed: TempDir,
+    destdir: PathBuf,
+    /// The prefix in the temporary directory.
+    prefix: PathBuf,
+}
+
+impl Installation {
+    fn new() -> Installation {
+        let testbed = tempfile::tempdir().expect("a directory");
+        let destdir = testbed.path().join("image");
+        // Twice: an installation replaces an older one.
+        for _ in 0..2 {
+            run(xtask("install", &destdir).args(["--profile", "dev"]));
+        }
+        let prefix = destdir.join(PREFIX.trim_start_matches('/'));
+        Installation {
+            testbed,
+            destdir,
+            prefix,
+        }
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.testbed.path().join(name), text).expect("a file");
+    }
+
+    /// The output of `pkg-config`; `None` if that is not installed.
+    fn pkg_config(&self, package: &str, options: &[&str]) -> Option<Vec<String>> {
         let mut command = Command::new("pkg-config");
         command
-            .args(what)
+            .args(options)
             .arg(package)
-            .env("PKG_CONFIG_PATH", installed.join("lib/pkgconfig"))
-            .env("PKG_CONFIG_SYSROOT_DIR", &destdir);
+            .env("PKG_CONFIG_PATH", self.prefix.join("lib/pkgconfig"))
+            .env("PKG_CONFIG_SYSROOT_DIR", &self.destdir);
         let output = command.output().ok()?;
         assert!(output.status.success(), "{command:?}: {}", said(&output));
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         Some(text.split_whitespace().map(str::to_owned).collect())
-    };
-    let words = |package: &str| match (
-        pkg_config(package, &["--cflags", "--libs"]),
-        pkg_config(package, &["--cflags", "--libs", "--static"]),
-    ) {
-        (Some(dynamic), Some(fixed)) => (dynamic, fixed),
-        _ => {
-            eprintln!("pkg-config is missing (package pkg-config): SKIPPED, paths given by hand");
-            let include = format!("-I{}", installed.join("include").display());
-            let folder = format!("-L{}", installed.join("lib").display());
-            let library = format!("-l{package}");
-            let words = |more: &[&str]| -> Vec<String> {
-                let first = [&include, &folder, &library].map(String::as_str);
-                first.iter().chain(more).map(ToString::to_string).collect()
-            };
-            (words(&[]), words(&["-lpthread", "-lm", "-ldl"]))
-        }
-    };
-    let compile = |name: &str, source: &str, words: &[String]| {
-        run(Command::new("cc")
-            .current_dir(testbed.path())
-            .args(["-Wall", "-Wextra", "-Werror", "-o", name, source])
-            .args(words));
-    };
-    // The static library by its path, because -l would use the shared one.
-    let archived = |package: &str, words: Vec<String>| -> Vec<String> {
-        let archive = installed.join(format!("lib/lib{package}.a"));
-        let shared = format!("-l{package}");
-        let replaced = words.into_iter().map(|word| match word == shared {
-            true => archive.display().to_string(),
-            false => word,
-        });
-        replaced.collect()
-    };
-    let (dynamic, fixed) = words("dipole");
-    compile("dynamic", "outside.c", &dynamic);
-    compile("fixed", "outside.c", &archived("dipole", fixed));
-    for (name, library_path) in [("dynamic", Some(installed.join("lib"))), ("fixed", None)] {
-        let mut program = Command::new(testbed.path().join(name));
-        program
-            .env_clear()
-            .env("DIPOLE_RUNTIME_DIR", testbed.path().join("runtime"))
-            .envs(library_path.map(|path| ("LD_LIBRARY_PATH", path)));
-        assert_eq!(run(&mut program), "outside\n", "{name}");
     }
 
-    fs::write(testbed.path().join("supersteps.c"), IN_SUPERSTEPS).expect("a file");
-    fs::write(testbed.path().join("supersteps.f90"), IN_FORTRAN).expect("a file");
-    let (dynamic, fixed) = words("bsp");
-    compile("bsp-dynamic", "supersteps.c", &dynamic);
-    compile("bsp-fixed", "supersteps.c", &archived("bsp", fixed));
-    let bspcc = |name: &str, words: &[&str]| {
-        run(Command::new(installed.join("bin/bspcc"))
-            .current_dir(testbed.path())
+    fn flags(&self, package: &str) -> Flags {
+        let shared = self.pkg_config(package, &["--cflags", "--libs"]);
+        let fixed = self.pkg_config(package, &["--cflags", "--libs", "--static"]);
+        let (shared, fixed) = shared.zip(fixed).unwrap_or_else(|| {
+            eprintln!("pkg-config is missing (package pkg-config): SKIPPED, paths given by hand");
+            let shared = vec![
+                format!("-I{}", self.prefix.join("include").display()),
+                format!("-L{}", self.prefix.join("lib").display()),
+                format!("-l{package}"),
+            ];
+            let system = ["-lpthread", "-lm", "-ldl"].map(str::to_owned);
+            (shared.clone(), [shared, system.to_vec()].concat())
+        });
+        let archive = self.prefix.join(format!("lib/lib{package}.a"));
+        let library = format!("-l{package}");
+        let archived = fixed.into_iter().map(|flag| match flag == library {
+            true => archive.display().to_string(),
+            false => flag,
+        });
+        Flags {
+            shared,
+            archived: archived.collect(),
+        }
+    }
+
+    /// Runs a compiler in the temporary directory.
+    fn compile(&self, compiler: &Path, name: &str, flags: &[impl AsRef<OsStr>]) {
+        run(Command::new(compiler)
+            .current_dir(self.testbed.path())
             .args(["-Wall", "-Wextra", "-Werror", "-o", name])
-            .args(words));
-    };
-    bspcc("bsp-cc", &["supersteps.c"]);
-    bspcc(
-        "bsp-large",
-        &[
+            .args(flags));
+    }
+
+    /// Compiles a C program with each kind of library.
+    fn compile_c(&self, package: &str, source: &str, names: [&str; 2]) {
+        let Flags { shared, archived } = self.flags(package);
+        for (name, flags) in names.into_iter().zip([shared, archived]) {
+            let flags = [vec![source.to_owned()], flags].concat();
+            self.compile(Path::new("cc"), name, &flags);
+        }
+    }
+
+    fn bsprun(&self, options: &[&str], program: &str) -> Command {
+        let mut command = Command::new(self.prefix.join("bin/bsprun"));
+        command
+            .args(options)
+            .arg(self.testbed.path().join(program))
+            .env_remove("LD_LIBRARY_PATH");
+        command
+    }
+
+    fn check_files(&self) {
+        for (file, mode) in INSTALLED {
+            let found = fs::metadata(self.prefix.join(file))
+                .unwrap_or_else(|cause| panic!("{file}: {cause}"));
+            assert_eq!(found.permissions().mode() & 0o777, mode, "{file}");
+        }
+        let version = run(Command::new(self.prefix.join("bin/dipole")).arg("--version"));
+        assert!(version.starts_with("dipole "), "{version}");
+    }
+
+    /// Compiles and runs a C program outside the tree, with the paths of pkg-config.
+    fn check_pipes(&self) {
+        self.write("outside.c", PROGRAM);
+        self.compile_c("dipole", "outside.c", ["dynamic", "fixed"]);
+        for (name, library_path) in [("dynamic", Some(self.prefix.join("lib"))), ("fixed", None)] {
+            let mut program = Command::new(self.testbed.path().join(name));
+            program
+                .env_clear()
+                .env("DIPOLE_RUNTIME_DIR", self.testbed.path().join("runtime"))
+                .envs(library_path.map(|path| ("LD_LIBRARY_PATH", path)));
+            assert_eq!(run(&mut program), "outside\n", "{name}");
+        }
+    }
+
+    /// Compiles and runs BSP programs, in all ways in which they can be linked.
+    fn check_supersteps(&self) {
+        self.write("supersteps.c", IN_SUPERSTEPS);
+        self.write("supersteps.f90", IN_FORTRAN);
+        self.compile_c("bsp", "supersteps.c", ["bsp-dynamic", "bsp-fixed"]);
+        let bspcc = self.prefix.join("bin/bspcc");
+        self.compile(&bspcc, "bsp-cc", &["supersteps.c"]);
+        let large = [
             "--mcbsp",
             "-Wno-format",
             "-Wno-sign-compare",
             "supersteps.c",
-        ],
-    );
-    let mut programs = vec!["bsp-dynamic", "bsp-fixed", "bsp-cc", "bsp-large"];
-    if Command::new("gfortran").arg("--version").output().is_ok() {
-        bspcc("bsp-fortran", &["supersteps.f90"]);
-        programs.push("bsp-fortran");
-    } else {
-        eprintln!("SKIPPED: gfortran is not installed (package gfortran)");
-    }
-    for name in programs {
-        // Programs linked with pkg-config's flags need the path of the library.
-        let library_path = (name == "bsp-dynamic").then(|| installed.join("lib"));
-        let mut command = Command::new(installed.join("bin/bsprun"));
-        command
-            .args(["-npes", "3"])
-            .arg(testbed.path().join(name))
-            .env_remove("LD_LIBRARY_PATH")
-            .envs(library_path.map(|path| ("LD_LIBRARY_PATH", path)));
-        assert_eq!(run(&mut command), "round of 3\n", "{name}");
+        ];
+        self.compile(&bspcc, "bsp-large", &large);
+        let mut programs = vec!["bsp-dynamic", "bsp-fixed", "bsp-cc", "bsp-large"];
+        if Command::new("gfortran").arg("--version").output().is_ok() {
+            self.compile(&bspcc, "bsp-fortran", &["supersteps.f90"]);
+            programs.push("bsp-fortran");
+        } else {
+            eprintln!("SKIPPED: gfortran is not installed (package gfortran)");
+        }
+        for name in programs {
+            // Programs linked with pkg-config's flags need the path of the library.
+            let library_path = (name == "bsp-dynamic").then(|| self.prefix.join("lib"));
+            let mut command = self.bsprun(&["-npes", "3"], name);
+            command.envs(library_path.map(|path| ("LD_LIBRARY_PATH", path)));
+            assert_eq!(run(&mut command), "round of 3\n", "{name}");
+        }
+        // An error of one rank ends all ranks.
+        let mut failing = self.bsprun(&["-npes", "2", "-splitio"], "bsp-cc");
+        let output = failing.output().expect("it starts");
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        let message = "superstep 2: bsp_abort at supersteps.c:14: ";
+        assert!(said(&output).contains(message), "{}", said(&output));
     }
 
-    // An error of one rank ends all ranks.
-    let mut failing = Command::new(installed.join("bin/bsprun"));
-    failing
-        .args(["-npes", "2", "-splitio"])
-        .arg(testbed.path().join("bsp-cc"));
-    let output = failing.output().expect("it starts");
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    let message = "superstep 2: bsp_abort at supersteps.c:14: ";
-    assert!(said(&output).contains(message), "{}", said(&output));
+    fn check_uninstall(&self) {
+        run(&mut xtask("uninstall", &self.destdir));
+        assert_eq!(files(&self.destdir), Vec::<PathBuf>::new());
+        let again = xtask("uninstall", &self.destdir)
+            .output()
+            .expect("it starts");
+        assert!(
+            !again.status.success() && said(&again).contains("nothing to uninstall"),
+            "{}",
+            said(&again)
+        );
+    }
+}
 
-    run(&mut xtask("uninstall", &destdir));
-    assert_eq!(files(&destdir), Vec::<PathBuf>::new());
-    let again = xtask("uninstall", &destdir).output().expect("it starts");
-    assert!(
-        !again.status.success() && said(&again).contains("nothing to uninstall"),
-        "{}",
-        said(&again)
-    );
+#[test]
+fn installed_programs_and_libraries_work_and_are_removed_completely() {
+    let installation = Installation::new();
+    installation.check_files();
+    installation.check_pipes();
+    installation.check_supersteps();
+    installation.check_uninstall();
 }
 
 #[test]

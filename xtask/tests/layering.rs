@@ -177,7 +177,7 @@ fn is_unsafe(code: &str) -> bool {
 }
 
 #[test]
-fn the_keyword_is_told_from_words_that_contain_it() {
+fn the_keyword_is_distinguished_from_words_that_contain_it() {
     // The keyword is filled in, so that this file does not contain such code.
     let found = |code: &str| is_unsafe(&code.replace('%', "unsafe"));
     assert!(found("    let x = % { y };"));
@@ -190,7 +190,7 @@ fn the_keyword_is_told_from_words_that_contain_it() {
 }
 
 #[test]
-fn no_file_names_somebodys_machine_or_puts_work_off() {
+fn no_file_names_a_private_machine_or_defers_work() {
     // Assembled here, so that this file does not contain them.
     let folders = ["home", "Users", "root"].map(|folder| format!("/{folder}/"));
     let marks = [["TO", "DO"], ["FIX", "ME"]].map(|[a, b]| format!("{a}{b}"));

@@ -136,7 +136,7 @@ impl<'ast> Visit<'ast> for Excess<'_> {
     }
 }
 
-/// What exceeds a limit in the text of a file.
+/// Items that exceed a limit in the text of a file.
 fn excess(path: &Path, text: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let lines = text.lines().count();

@@ -212,7 +212,8 @@ fn what_rust_programs_depend_on_can_be_published() {
             assert!(!text.is_empty(), "{name} has no {field}");
         }
         for dependency in package["dependencies"].as_array().expect("a list") {
-            // A registry takes no path dependencies; dev-dependencies without a version are dropped.
+            // A registry takes no path dependencies; dev-dependencies without a version are
+            // dropped.
             if dependency["path"].is_null() || dependency["kind"] == "dev" {
                 continue;
             }

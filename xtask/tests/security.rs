@@ -54,7 +54,7 @@ fn rows(text: &str) -> Vec<&str> {
             None => {
                 let head = row.trim_end_matches('|').rsplit('|').next();
                 let head = head.unwrap_or_default().trim();
-                is_about_tests = Some(head == "Tested by" || head == "test");
+                is_about_tests = Some(head == "Tested by" || head == "Test");
             }
             Some(true) if !row.starts_with("---") => rows.push(row),
             Some(_) => {}
@@ -77,7 +77,7 @@ fn threat_model() -> String {
 fn every_line_of_the_threat_model_names_its_test() {
     let text = threat_model();
     let rows = rows(&text);
-    assert!(rows.len() > 50, "{} rows", rows.len());
+    assert!(rows.len() > 40, "{} rows", rows.len());
     // Nothing protects against root.
     let without: Vec<_> = (rows.iter())
         .filter(|row| !row.starts_with(" root of a node |"))

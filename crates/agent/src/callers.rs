@@ -107,7 +107,8 @@ impl Callers {
         &self.listeners
     }
 
-    /// Sockets to poll: the listeners, then the callers, in the order that [`poll`](Self::poll) expects.
+    /// Sockets to poll: the listeners, then the callers, in the order that [`poll`](Self::poll)
+    /// expects.
     pub(super) fn sockets(&self) -> (&[TcpListener], impl Iterator<Item = &TcpStream>) {
         let listeners = match self.accepts_again_at {
             Some(_) => &[],
@@ -203,9 +204,9 @@ impl Callers {
         for caller in self.unproven.iter().filter(alike) {
             *counts.entry(source(caller.peer)).or_default() += 1;
         }
-        let most = counts.values().copied().max();
+        let max = counts.values().copied().max();
         let is_displaced =
-            |caller: &Caller| alike(&caller) && counts.get(&source(caller.peer)).copied() == most;
+            |caller: &Caller| alike(&caller) && counts.get(&source(caller.peer)).copied() == max;
         let index = self.unproven.iter().position(is_displaced)?;
         self.unproven.remove(index)
     }
@@ -297,7 +298,7 @@ impl Caller {
     fn read_proof(&mut self) -> Progress {
         loop {
             match self.stream.read(&mut self.proof[self.received..]) {
-                Ok(0) => return Progress::Failed("it hung up without a proof"),
+                Ok(0) => return Progress::Failed("it disconnected without a proof"),
                 Ok(length) => self.received += length,
                 Err(cause) => match cause.kind() {
                     io::ErrorKind::Interrupted => {}

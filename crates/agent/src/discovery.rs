@@ -1,9 +1,9 @@
-//! Discovery of nodes: a node announces itself when it starts, and receivers of the announcement add
-//! it to the membership. There are no sockets here, so that a test can run a thousand nodes.
+//! Discovery of nodes: a node announces itself when it starts, and receivers of the announcement
+//! add it to the membership. There are no sockets here, so that a test can run a thousand nodes.
 //!
-//! All nodes of a segment receive an announcement, and about [`RESPONDERS`] of them respond, so that a
-//! new node is not flooded. Further changes travel with the membership protocol, and announcements
-//! become rare: the more nodes, the rarer.
+//! All nodes of a segment receive an announcement, and about [`RESPONDERS`] of them respond, so
+//! that a new node is not flooded. Further changes travel with the membership protocol, and
+//! announcements become rare: the more nodes, the rarer.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -26,8 +26,9 @@ const FIRST_COUNT: u32 = 3;
 const ALONE_COUNT: u32 = 30;
 /// Time between later announcements of a node that knows no other.
 const ALONE_PAUSE: Duration = Duration::from_secs(10);
-/// Time between announcements of a node that knows others, or [`FOR_EACH`] times the number of nodes
-/// if that is longer. They reach new nodes that were cut off from all others when they started.
+/// Time between announcements of a node that knows others, or [`FOR_EACH`] times the number of
+/// nodes if that is longer. They reach new nodes that were cut off from all others when they
+/// started.
 const RARE_PAUSE: Duration = Duration::from_secs(60);
 const FOR_EACH: Duration = Duration::from_secs(1);
 
@@ -44,7 +45,7 @@ pub(super) struct Taken {
     pub(super) age: Duration,
 }
 
-/// What to send after an announcement.
+/// Packet to send after an announcement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Response {
     /// An announcement of this node, to an address of the other.
@@ -56,7 +57,7 @@ pub(super) enum Response {
 #[derive(Debug)]
 pub(super) struct Discovery {
     cluster: String,
-    begun: Duration,
+    start: Duration,
     next: Duration,
     pause: Duration,
     sent: u32,
@@ -71,7 +72,7 @@ impl Discovery {
     pub(super) fn new(cluster: &str, now: Duration, seed: u64) -> Discovery {
         Discovery {
             cluster: cluster.to_owned(),
-            begun: now,
+            start: now,
             next: now,
             pause: FIRST_PAUSE,
             sent: 0,
@@ -119,13 +120,13 @@ impl Discovery {
     }
 
     fn announcement(&self, now: Duration, membership: &Membership) -> Announcement {
-        let age = now.saturating_sub(self.begun).as_millis();
+        let age = now.saturating_sub(self.start).as_millis();
         let age_ms = u64::try_from(age).unwrap_or(u64::MAX);
         membership.own().announcement(&self.cluster, age_ms)
     }
 
-    /// Handles an announcement that was sent to this node or broadcast. The packet may be forged, with
-    /// any source address: what is sent to that address is not longer than `packet_bytes`.
+    /// Handles an announcement that was sent to this node or broadcast. The packet may be forged,
+    /// with any source address: what is sent to that address is not longer than `packet_bytes`.
     ///
     /// # Errors
     /// [`Taken`]: this node must stop.
@@ -154,13 +155,13 @@ impl Discovery {
         }
         let member = Member::of_announcement(announcement);
         match membership.member(member.node) {
-            Some(known) if known.life == member.life => {}
-            // If the known node is up, it responds itself; if not, it will soon be known as down, and
-            // the new node announces itself again.
+            Some(known) if known.incarnation == member.incarnation => {}
+            // If the known node is up, it responds itself; if not, it will soon be known as down,
+            // and the new node announces itself again.
             Some(known) if known.facts.addresses[..1] != member.facts.addresses[..1] => {
                 let directories = known.facts.directories().into_iter();
-                let mut there = directories.filter(|at| membership.is_at(known.node, *at));
-                return Ok(there.next().map(Response::Forward));
+                let mut known_at = directories.filter(|at| membership.is_at(known.node, *at));
+                return Ok(known_at.next().map(Response::Forward));
             }
             // All responding nodes together send no more bytes than the announcement has.
             _ => membership.challenge_member(
@@ -182,12 +183,14 @@ impl Discovery {
         membership: &Membership,
     ) -> Result<Option<Response>, Taken> {
         let own = self.announcement(now, membership);
-        if announcement.life == own.life {
+        if announcement.incarnation == own.incarnation {
             return Ok(None);
         }
-        let is_older = (announcement.age_ms, announcement.life) > (own.age_ms, own.life);
-        // Only a node that has received a packet of this incarnation knows it, so old packets have no effect.
-        if announcement.taken == own.life && is_older && now < self.begun + FIRST_TIME {
+        let is_older =
+            (announcement.age_ms, announcement.incarnation) > (own.age_ms, own.incarnation);
+        // Only a node that has received a packet of this incarnation knows it, so old packets have
+        // no effect.
+        if announcement.taken == own.incarnation && is_older && now < self.start + FIRST_TIME {
             return Err(Taken {
                 by: announcement.facts.directories(),
                 age: Duration::from_millis(announcement.age_ms),
@@ -207,7 +210,7 @@ impl Discovery {
             return Ok(None);
         }
         let answer = Announcement {
-            taken: announcement.life,
+            taken: announcement.incarnation,
             ..own
         };
         let mut addresses = announcement.facts.directories().into_iter();
@@ -223,10 +226,10 @@ mod tests {
     use crate::membership::Secrets;
 
     #[test]
-    fn a_word_that_the_number_is_taken_is_believed_at_the_start_only_and_later_refused_aloud() {
-        let member = |life, host: u8| Member {
+    fn a_duplicate_nid_report_is_accepted_at_the_start_only_and_later_refused_in_the_log() {
+        let member = |incarnation, host: u8| Member {
             node: 1,
-            life,
+            incarnation,
             facts: NodeFacts {
                 addresses: vec![[10, 0, 0, host].into()],
                 control: None,
@@ -238,30 +241,30 @@ mod tests {
         };
         let secrets = Secrets::draw().expect("random bytes");
         let mut membership = Membership::new(member(5, 1), Vec::new(), secrets, None);
-        let begun = Duration::from_secs(100);
-        let mut discovery = Discovery::new("test", begun, 1);
-        let mut hear = |discovery: &mut Discovery, after, taken| {
-            let said = Announcement {
+        let start = Duration::from_secs(100);
+        let mut discovery = Discovery::new("test", start, 1);
+        let mut receive = |discovery: &mut Discovery, after, taken| {
+            let announcement = Announcement {
                 taken,
                 ..member(4, 2).announcement("test", u64::MAX)
             };
-            discovery.on_announcement(begun + after, &said, false, 200, &mut membership)
+            discovery.on_announcement(start + after, &announcement, false, 200, &mut membership)
         };
         // An attacker who does not know the incarnation cannot end the node.
         let soon = Duration::from_secs(1);
         for guess in [1, 4, 6, u64::MAX] {
-            assert_eq!(hear(&mut discovery, soon, guess), Ok(None), "{guess}");
+            assert_eq!(receive(&mut discovery, soon, guess), Ok(None), "{guess}");
         }
-        assert!(hear(&mut discovery, soon, 5).is_err());
+        assert!(receive(&mut discovery, soon, 5).is_err());
         // Later no packet ends the node; the conflict is logged at a limited rate.
-        assert_eq!(hear(&mut discovery, FIRST_TIME, 5), Ok(None));
+        assert_eq!(receive(&mut discovery, FIRST_TIME, 5), Ok(None));
         let warned = discovery.next_warning;
-        assert_eq!(warned, begun + FIRST_TIME.max(soon + WARN_EVERY));
+        assert_eq!(warned, start + FIRST_TIME.max(soon + WARN_EVERY));
         let mut warnings = 0;
         for millis in 0..60_000 {
             let before = discovery.next_warning;
             let after = 2 * FIRST_TIME + Duration::from_millis(millis);
-            assert_eq!(hear(&mut discovery, after, 5), Ok(None));
+            assert_eq!(receive(&mut discovery, after, 5), Ok(None));
             warnings += u32::from(discovery.next_warning != before);
         }
         assert_eq!(warnings, 6);

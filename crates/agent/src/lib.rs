@@ -32,7 +32,7 @@ use dipole_node::registry::{DirectoryLockError, Registry, RegistryError};
 use dipole_node::{Config, ConfigError, NodeId, variables};
 
 #[doc(hidden)]
-pub use membership::take_anything;
+pub use membership::receive_anything;
 pub use metrics::metrics;
 use options::NodeOptions;
 use rules::RulesError;
@@ -40,26 +40,27 @@ pub use session::{SessionArgs, session};
 
 /// Answer look-ups for this node and track the other nodes.
 ///
-/// One agent per node and user, started by hand, by a service manager or at boot. Programs find each
-/// other without it. With it, a process that computes for long, or is stopped, is not taken for dead,
-/// and `dipole agent status` lists the nodes. It can be stopped and restarted while jobs run.
-/// DIPOLE_NID is the number of this node and DIPOLE_HOSTS the file with the addresses of all nodes; with
-/// --discover or --seed the nodes find each other without a file. Programs without a hosts file reach
-/// all nodes that the agent of their node knows, and so does `dipole run --hosts agent`.
+/// One agent per node and user, started by hand, by a service manager or at boot. Programs find
+/// each other without it. With it, a process that computes for long, or is stopped, is not taken
+/// for dead, and `dipole agent status` lists the nodes. It can be stopped and restarted while jobs
+/// run. DIPOLE_NID is the number of this node and DIPOLE_HOSTS the file with the addresses of all
+/// nodes; with --discover or --seed the nodes find each other without a file. Programs without a
+/// hosts file reach all nodes that the agent of their node knows, and so does `dipole run --hosts
+/// agent`.
 ///
-/// With a cluster key (DIPOLE_KEY) it starts ranks for callers that prove that they hold the same key,
-/// so that `dipole run --hosts` needs no ssh. The owner of the machine can restrict that with rules: a
-/// TOML file named by --rules or DIPOLE_AGENT_RULES, else $XDG_CONFIG_HOME/dipole/agent.toml if it
-/// exists. It may set max-load (of the last minute, per core), hours (such as
-/// ["Mon-Fri 19:00-07:00", "Sat-Sun"]), users-logged-in ("allow", "refuse-others", "refuse") and
-/// max-ranks. With --json the log has one JSON object per line.
+/// With a cluster key (DIPOLE_KEY) it starts ranks for callers that prove that they hold the same
+/// key, so that `dipole run --hosts` needs no ssh. The owner of the machine can restrict that with
+/// rules: a TOML file named by --rules or DIPOLE_AGENT_RULES, else
+/// $XDG_CONFIG_HOME/dipole/agent.toml if it exists. It may set max-load (of the last minute, per
+/// core), hours (such as ["Mon-Fri 19:00-07:00", "Sat-Sun"]), users-logged-in ("allow",
+/// "refuse-others", "refuse") and max-ranks. With --json the log has one JSON object per line.
 #[derive(Args, Debug)]
 pub struct AgentArgs {
     /// File with the owner's rules about work for others
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-    /// Serve the counters of this user's processes to Prometheus: http://ADDRESS:PORT/metrics, for any
-    /// client that can reach the address
+    /// Serve the counters of this user's processes to Prometheus: http://ADDRESS:PORT/metrics, for
+    /// any client that can reach the address
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
     /// Number of this node [default: $DIPOLE_NID, else 1]

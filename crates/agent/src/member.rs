@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub(super) struct Member {
     pub(super) node: u32,
     /// Incarnation of the agent. Of two, the later one is valid.
-    pub(super) life: u64,
+    pub(super) incarnation: u64,
     pub(super) facts: NodeFacts,
 }
 
@@ -24,16 +24,20 @@ impl TryFrom<(u32, u64, NodeFacts)> for Member {
     type Error = &'static str;
 
     /// Applies the limits of announcements.
-    fn try_from((node, life, facts): (u32, u64, NodeFacts)) -> Result<Member, Self::Error> {
+    fn try_from((node, incarnation, facts): (u32, u64, NodeFacts)) -> Result<Member, Self::Error> {
         match node != 0 && facts.is_valid() {
-            true => Ok(Member { node, life, facts }),
+            true => Ok(Member {
+                node,
+                incarnation,
+                facts,
+            }),
             false => Err("a member out of bounds"),
         }
     }
 }
 
 /// The incarnation of an agent that starts now.
-pub(super) fn now_as_life() -> u64 {
+pub(super) fn new_incarnation() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(1, |since| {
         u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
@@ -42,10 +46,10 @@ pub(super) fn now_as_life() -> u64 {
 
 /// True if an incarnation is later than another. They are compared like serial numbers (RFC 1982):
 /// every one has a later one, so that no forged number is final.
-pub(super) fn is_later(life: u64, other: u64) -> bool {
-    match life.wrapping_sub(other) {
+pub(super) fn is_later(incarnation: u64, other: u64) -> bool {
+    match incarnation.wrapping_sub(other) {
         0 => false,
-        HALF => life > other,
+        HALF => incarnation > other,
         ahead => ahead < HALF,
     }
 }
@@ -53,8 +57,8 @@ pub(super) fn is_later(life: u64, other: u64) -> bool {
 const HALF: u64 = 1 << 63;
 
 /// An incarnation that is later by this time; never 0, which means none.
-pub(super) fn later_by(life: u64, microseconds: u64) -> u64 {
-    life.wrapping_add(microseconds).max(1)
+pub(super) fn later_by(incarnation: u64, microseconds: u64) -> u64 {
+    incarnation.wrapping_add(microseconds).max(1)
 }
 
 impl Member {
@@ -64,7 +68,7 @@ impl Member {
         addresses.extend(&host.interfaces);
         Member {
             node: host.node.0,
-            life: 0,
+            incarnation: 0,
             facts: NodeFacts {
                 addresses,
                 control: host.control,
@@ -94,7 +98,7 @@ impl Member {
         Announcement {
             cluster: cluster.to_owned(),
             node: NodeId(self.node),
-            life: self.life,
+            incarnation: self.incarnation,
             age_ms,
             taken: 0,
             facts: self.facts.clone(),
@@ -104,7 +108,7 @@ impl Member {
     pub(super) fn of_announcement(announcement: &Announcement) -> Member {
         Member {
             node: announcement.node.0,
-            life: announcement.life,
+            incarnation: announcement.incarnation,
             facts: announcement.facts.clone(),
         }
     }
@@ -122,7 +126,7 @@ impl Identity for Member {
 
     fn renew(&self) -> Option<Member> {
         Some(Member {
-            life: later_by(self.life, 1),
+            incarnation: later_by(self.incarnation, 1),
             ..self.clone()
         })
     }
@@ -132,7 +136,7 @@ impl Identity for Member {
     }
 
     fn win_addr_conflict(&self, adversary: &Member) -> bool {
-        is_later(self.life, adversary.life)
+        is_later(self.incarnation, adversary.incarnation)
     }
 }
 
@@ -144,7 +148,7 @@ mod tests {
     fn member() -> Member {
         Member {
             node: 7,
-            life: 1 << 50,
+            incarnation: 1 << 50,
             facts: NodeFacts {
                 addresses: vec![[10, 0, 0, 1].into()],
                 control: None,
@@ -185,7 +189,7 @@ mod tests {
 
     #[test]
     fn every_incarnation_has_a_later_one_and_of_two_one_is_later() {
-        let lives = [
+        let incarnations = [
             1,
             2,
             1 << 50,
@@ -195,16 +199,22 @@ mod tests {
             u64::MAX - 1,
             u64::MAX,
         ];
-        for life in lives {
-            let own = Member { life, ..member() };
+        for incarnation in incarnations {
+            let own = Member {
+                incarnation,
+                ..member()
+            };
             let next = own.renew().expect("it goes on");
             assert!(next.win_addr_conflict(&own) && !own.win_addr_conflict(&next));
-            assert_ne!(next.life, 0);
-            for other in lives.into_iter().filter(|other| *other != life) {
+            assert_ne!(next.incarnation, 0);
+            for other in incarnations
+                .into_iter()
+                .filter(|other| *other != incarnation)
+            {
                 assert_ne!(
-                    is_later(life, other),
-                    is_later(other, life),
-                    "{life} {other}"
+                    is_later(incarnation, other),
+                    is_later(other, incarnation),
+                    "{incarnation} {other}"
                 );
             }
         }

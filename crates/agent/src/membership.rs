@@ -2,8 +2,8 @@
 //! time, so that a test can run a thousand of them.
 //!
 //! Every few seconds a node probes one other node, directly and then through others. Changes are
-//! piggybacked on these packets, so the traffic of a node does not grow with the number of nodes. In
-//! addition pairs of nodes synchronise their state (`sync`): after joining, then rarely.
+//! piggybacked on these packets, so the traffic of a node does not grow with the number of nodes.
+//! In addition pairs of nodes synchronise their state (`sync`): after joining, then rarely.
 //!
 //! Packets are checked here before foca sees them: packets from a node that has not answered a
 //! challenge are dropped, and an address that has not answered one gets nothing but challenges
@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::num::{NonZeroU8, NonZeroUsize};
+use std::num::NonZeroU8;
 use std::time::Duration;
 
 use dipole_naming::key::{ClusterKey, MacKey, random_bytes};
@@ -28,9 +28,9 @@ use super::member::{Member, is_later, later_by};
 pub(super) use auth::is_membership;
 use auth::{Body, Dropped, EXTRA_BYTES, PacketAuth, Received};
 use contacts::{Contacts, canonical, digest};
-use swim::{Swim, is_indirect};
+use swim::{Swim, is_indirect, nonzero};
 use sync::Digests;
-pub use trial::take_anything;
+pub use trial::receive_anything;
 
 /// Longest packet, which any network carries without fragmentation.
 const MAX_PACKET_BYTES: usize = 1200;
@@ -354,7 +354,8 @@ impl Membership {
         if !self.contacts.knows(at, from, (node, received.run)) {
             self.auth.count_unproven();
             let challenge = self.challenge(now, node, at);
-            // Sent to the source port: the queue of the directory's port may be full of an attacker's packets.
+            // Sent to the source port: the queue of the directory's port may be full of an
+            // attacker's packets.
             if challenge.len() <= packet.len() {
                 self.queued.push(Queued::Address(from, challenge));
             }
@@ -374,12 +375,15 @@ impl Membership {
     }
 
     fn on_challenge(&mut self, now: Duration, from: SocketAddr, node: u32, token: [u8; 8]) {
-        let up = self.up.get(&node).map(|member| member.life);
-        let gone = self.down.get(&node).map(|(life, _)| later_by(*life, 1));
+        let up = self.up.get(&node).map(|member| member.incarnation);
+        let down = self
+            .down
+            .get(&node)
+            .map(|(incarnation, _)| later_by(*incarnation, 1));
         let answer = Body::Response {
             token,
             digest: digest(self.foca.identity()),
-            least_life: up.or(gone).unwrap_or(0).to_le_bytes(),
+            min_incarnation: up.or(down).unwrap_or(0).to_le_bytes(),
         };
         let answer = self.auth.seal(node, answer);
         self.queued.push(Queued::Address(from, answer));
@@ -399,18 +403,18 @@ impl Membership {
         let Body::Response {
             token,
             digest: described,
-            least_life,
+            min_incarnation,
         } = received.body
         else {
             return;
         };
         let node = received.from;
-        let whose = (node, received.run);
-        if !self.contacts.accept_response(now, (at, via), token, whose) {
+        let sender = (node, received.run);
+        if !self.contacts.accept_response(now, (at, via), token, sender) {
             return;
         }
         self.auth.accept_run(received);
-        self.renew_incarnation(now, u64::from_le_bytes(least_life));
+        self.renew_incarnation(now, u64::from_le_bytes(min_incarnation));
         if let Some(hint) = self.contacts.take_hint(at)
             && hint.member.node == node
             && digest(&hint.member) == described
@@ -431,16 +435,16 @@ impl Membership {
         }
     }
 
-    /// Other nodes reject incarnations of this node earlier than `least`: starts a later one.
-    fn renew_incarnation(&mut self, now: Duration, least: u64) {
+    /// Other nodes reject incarnations of this node earlier than `lowest`: starts a later one.
+    fn renew_incarnation(&mut self, now: Duration, lowest: u64) {
         let own = self.foca.identity();
-        if least == 0 || !is_later(least, own.life) || now < self.next_renewal {
+        if lowest == 0 || !is_later(lowest, own.incarnation) || now < self.next_renewal {
             return;
         }
         self.next_renewal = now + RENEW_EVERY;
-        let ahead = Duration::from_micros(least.wrapping_sub(own.life));
+        let ahead = Duration::from_micros(lowest.wrapping_sub(own.incarnation));
         let next = Member {
-            life: later_by(least, 1),
+            incarnation: later_by(lowest, 1),
             ..own.clone()
         };
         let done = self.foca.change_identity(next, &mut self.runtime);
@@ -473,7 +477,8 @@ impl Membership {
         else {
             return;
         };
-        // Rejects packets on behalf of another node, or from an address that the sender does not own.
+        // Rejects packets on behalf of another node, or from an address that the sender does not
+        // own.
         let mut addresses = header.src.facts.directories().into_iter().map(canonical);
         if header.src.node != node || !addresses.any(|own| own == at) || self.is_full_for(node) {
             return;
@@ -517,10 +522,13 @@ impl Membership {
                     State::Down => known.is_some() && self.auth.has_key(),
                     _ if self.auth.has_key() => !self.is_full_for(member.node),
                     _ => {
-                        let is_past = |life| !is_later(member.life, life);
-                        let up = known.map(|known| known.life);
-                        let gone = self.down.get(&member.node).map(|(life, _)| *life);
-                        if !up.or(gone).is_some_and(is_past) {
+                        let is_past = |incarnation| !is_later(member.incarnation, incarnation);
+                        let up = known.map(|known| known.incarnation);
+                        let down = self
+                            .down
+                            .get(&member.node)
+                            .map(|(incarnation, _)| *incarnation);
+                        if !up.or(down).is_some_and(is_past) {
                             self.challenge_member(now, member, false, credit);
                         }
                         false
@@ -603,10 +611,10 @@ impl Membership {
                     is_urgent,
                 } => (to, body, is_urgent),
             };
-            let (mut there, mut others) = (Vec::new(), Vec::new());
+            let (mut reached, mut others) = (Vec::new(), Vec::new());
             for at in targets(&to, is_urgent).into_iter().map(canonical) {
                 match self.contacts.reply_address(to.node, at) {
-                    Some(via) => there.push(via),
+                    Some(via) => reached.push(via),
                     None => others.push(at),
                 }
             }
@@ -622,13 +630,13 @@ impl Membership {
                     outgoing.push((*at, challenge));
                 }
             }
-            if there.is_empty() {
+            if reached.is_empty() {
                 self.contacts.wait_for_response(to.node, &others, &body);
                 continue;
             }
             let packet = self.auth.seal(to.node, body.clone());
-            outgoing.extend(there.iter().map(|at| (*at, packet.clone())));
-            self.contacts.record_sent(now, there, to.node, body);
+            outgoing.extend(reached.iter().map(|at| (*at, packet.clone())));
+            self.contacts.record_sent(now, reached, to.node, body);
         }
         outgoing
     }
@@ -658,7 +666,7 @@ impl Membership {
                 OwnedNotification::MemberDown(member) => {
                     self.up.remove(&member.node);
                     self.contacts.forget(member.node);
-                    self.down.insert(member.node, (member.life, now));
+                    self.down.insert(member.node, (member.incarnation, now));
                     self.events.push(MembershipEvent::Down(member));
                 }
                 OwnedNotification::Rename(_, member) => {
@@ -680,10 +688,6 @@ impl Membership {
             is_urgent,
         });
     }
-}
-
-fn nonzero(number: usize) -> NonZeroUsize {
-    NonZeroUsize::new(number).unwrap_or(NonZeroUsize::MIN)
 }
 
 mod auth;

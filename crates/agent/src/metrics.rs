@@ -229,7 +229,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_a_process_calls_its_counters_the_lines_are_whole(name in ".*", value: u64) {
+        fn lines_are_whole_with_any_name_of_a_counter(name in ".*", value: u64) {
             check(&text(&[process(7, &[(&name, value)])]));
         }
 

@@ -68,7 +68,7 @@ impl Nodes {
         }
         if let Err(cause) = replace(&self.file, &text) {
             let file = self.file.display();
-            tracing::warn!(%file, %cause, "programs of this node do not learn of changes");
+            tracing::warn!(%file, %cause, "programs of this node do not receive changes");
         }
     }
 }

@@ -27,10 +27,12 @@ pub(super) struct NodeOptions {
     /// Nodes that know others, where broadcasts do not get through [or: DIPOLE_SEEDS]
     #[arg(long = "seed", value_name = "ADDRESS[:PORT]", value_delimiter = ',', value_parser = seed)]
     seeds: Vec<SocketAddr>,
-    /// Name of the cluster: nodes of other clusters are ignored [default: $DIPOLE_CLUSTER, else dipole]
+    /// Name of the cluster: nodes of other clusters are ignored [default: $DIPOLE_CLUSTER, else
+    /// dipole]
     #[arg(long, value_name = "NAME", value_parser = name)]
     cluster: Option<String>,
-    /// Addresses of this node's interfaces, best first [default: the hosts file's, else all interfaces]
+    /// Addresses of this node's interfaces, best first [default: the hosts file's, else all
+    /// interfaces]
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', num_args = 1..=MAX_INTERFACES)]
     bind: Vec<IpAddr>,
     /// Address on a separate network for look-ups and membership, not one of --bind
@@ -39,7 +41,8 @@ pub(super) struct NodeOptions {
     /// Port of this agent, for UDP and TCP [default: the hosts file's, else 7411]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// Ranks placed here before the next node is used [default: the hosts file's, else one per core]
+    /// Ranks placed here before the next node is used [default: the hosts file's, else one per
+    /// core]
     #[arg(long, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SLOTS)))]
     slots: Option<u32>,

@@ -18,7 +18,7 @@ use super::member::Member;
 const CONTROL_SILENCE: Duration = Duration::from_secs(3);
 /// Copies of a packet on other interfaces arrive within this time.
 const COPIES_WITHIN: Duration = Duration::from_millis(500);
-const MOST_REMEMBERED: usize = 256;
+const MAX_REMEMBERED: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct Paths {
@@ -49,7 +49,7 @@ impl Paths {
             return true;
         }
         let is_old = |(_, at): &(u64, Duration)| now >= *at + COPIES_WITHIN;
-        while self.recent.len() >= MOST_REMEMBERED || self.recent.front().is_some_and(is_old) {
+        while self.recent.len() >= MAX_REMEMBERED || self.recent.front().is_some_and(is_old) {
             self.recent.pop_front();
         }
         let mut hasher = DefaultHasher::new();
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_network_carries_all_until_it_is_silent_but_for_what_is_urgent() {
+    fn a_control_network_carries_all_but_urgent_packets_until_it_is_silent() {
         let own = host("1 10.0.0.1 interfaces=10.1.0.1,172.17.0.1 control=10.9.0.1");
         let mut paths = Paths::new(&own, Duration::ZERO);
         let to = "2 10.0.0.2 interfaces=10.1.0.2,172.17.0.1 control=10.9.0.2";

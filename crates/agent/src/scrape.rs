@@ -85,7 +85,7 @@ fn start_client(scrape: &Arc<Scrape>, mut stream: TcpStream) {
 
 impl Scrape {
     fn serve_client(&self, stream: &mut TcpStream) -> io::Result<()> {
-        let begun = Instant::now();
+        let start = Instant::now();
         stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
         let mut request = Vec::new();
         let parsed = loop {
@@ -96,7 +96,7 @@ impl Scrape {
                 }
                 None => {}
             }
-            let left = CLIENT_TIMEOUT.saturating_sub(begun.elapsed());
+            let left = CLIENT_TIMEOUT.saturating_sub(start.elapsed());
             if left.is_zero() {
                 break Request::Invalid("408 Request Timeout");
             }
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_told_apart() {
+    fn requests_are_distinguished() {
         for (text, parsed) in [
             (
                 "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_gets_counters_and_long_silent_or_many_ones_are_turned_away() {
+    fn a_reader_gets_counters_and_slow_or_too_many_readers_are_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let address = serve(([127, 0, 0, 1], 0).into(), folder.path()).expect("a free port");
         let answer = exchange(address, b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
@@ -270,13 +270,13 @@ mod tests {
             "{answer}"
         );
         drop(silent);
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
             let answer = exchange(address, b"GET /metrics HTTP/1.1\r\n\r\n");
             if answer.starts_with("HTTP/1.1 200 ") {
                 break;
             }
-            assert!(begun.elapsed() < Duration::from_secs(20), "{answer}");
+            assert!(start.elapsed() < Duration::from_secs(20), "{answer}");
             thread::sleep(Duration::from_millis(20));
         }
     }

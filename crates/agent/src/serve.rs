@@ -20,7 +20,7 @@ use super::announcer::Announcer;
 use super::callers::Callers;
 use super::discovery::{Discovery, Taken};
 use super::fd_store::{self, InheritedSockets};
-use super::member::{Member, now_as_life};
+use super::member::{Member, new_incarnation};
 use super::membership::{MAX_MEMBERS, Membership, MembershipEvent, Secrets, is_membership};
 use super::nodes::Nodes;
 use super::options::DiscoveryOptions;
@@ -51,7 +51,7 @@ struct Agent<'a> {
     paths: Paths,
     /// Last description of other nodes, their state, and since when.
     seen: BTreeMap<u32, Seen>,
-    begun: Instant,
+    start: Instant,
     /// Look-ups answered or refused.
     replied: u64,
 }
@@ -243,16 +243,16 @@ impl<'a> Agent<'a> {
         } = given;
         let node = config.node;
         let mut own = Member::of_host(&host);
-        own.life = now_as_life();
+        own.incarnation = new_incarnation();
         own.facts.version = env!("CARGO_PKG_VERSION").to_owned();
         let from_hosts_file: Vec<Host> = match config.hosts.is_local_only() {
             true => Vec::new(),
             false => config.hosts.iter().cloned().collect(),
         };
-        let begun = Instant::now();
+        let start = Instant::now();
         let announcer = discovery.map(|discovery| {
             let seed = u64::from_le_bytes(random_bytes()?);
-            Announcer::open(&discovery, &own, begun.elapsed(), seed)
+            Announcer::open(&discovery, &own, start.elapsed(), seed)
         });
         let announcer = announcer.transpose();
         let others = from_hosts_file.iter().filter(|host| host.node != node);
@@ -274,9 +274,9 @@ impl<'a> Agent<'a> {
             membership: Membership::new(own, known, secrets, config.key.as_ref()),
             announcer: announcer.map_err(system("listening for announcements"))?,
             nodes: Nodes::new(registry.nodes_file(), host.clone(), &from_hosts_file),
-            paths: Paths::new(&host, begun.elapsed()),
+            paths: Paths::new(&host, start.elapsed()),
             seen: BTreeMap::new(),
-            begun,
+            start,
             replied: 0,
         })
     }
@@ -323,7 +323,7 @@ impl<'a> Agent<'a> {
     }
 
     fn now(&self) -> Duration {
-        self.begun.elapsed()
+        self.start.elapsed()
     }
 
     fn run(&mut self, control: &Control) -> Result<(), Ended> {
@@ -379,8 +379,8 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Sleeps until something is ready. Returns readiness in this order: control, directory sockets,
-    /// member sockets, broadcast receivers, callers.
+    /// Sleeps until something is ready. Returns readiness in this order: control, directory
+    /// sockets, member sockets, broadcast receivers, callers.
     fn wait(&self, control: &Control) -> io::Result<Vec<bool>> {
         let mut due = self.membership.next_deadline();
         if let Some(announcer) = &self.announcer {
@@ -430,7 +430,7 @@ impl<'a> Agent<'a> {
                 Err(_) => continue,
             };
             let packet = &buffer[..length];
-            let now = self.begun.elapsed();
+            let now = self.start.elapsed();
             if is_membership(packet) {
                 let to = socket.local_addr().ok().map(|at| at.ip());
                 if self.paths.is_new(now, to, packet) {
@@ -458,7 +458,7 @@ impl<'a> Agent<'a> {
                 Err(_) => continue,
             };
             let packet = &buffer[..length];
-            let now = self.begun.elapsed();
+            let now = self.start.elapsed();
             let to = socket.local_addr().ok().map(|at| at.ip());
             if is_membership(packet) && self.paths.is_new(now, to, packet) {
                 self.membership.on_packet(now, from, packet);
@@ -485,7 +485,7 @@ impl<'a> Agent<'a> {
         let Some(announcer) = &mut self.announcer else {
             return Ok(());
         };
-        let (now, membership) = (self.begun.elapsed(), &mut self.membership);
+        let (now, membership) = (self.start.elapsed(), &mut self.membership);
         let (registry, directory_lock) = (self.registry, &self.directory_lock);
         announcer.on_packet(now, packet, to_all, registry, directory_lock, membership)
     }
@@ -556,8 +556,8 @@ impl<'a> Agent<'a> {
                 },
             );
             if self.seen.len() > MAX_MEMBERS {
-                let gone = self.seen.iter().filter(|(_, seen)| !seen.is_up);
-                let longest = gone.min_by_key(|(_, seen)| seen.since);
+                let down = self.seen.iter().filter(|(_, seen)| !seen.is_up);
+                let longest = down.min_by_key(|(_, seen)| seen.since);
                 let Some(node) = longest.map(|(node, _)| *node) else {
                     continue;
                 };
@@ -597,7 +597,7 @@ impl<'a> Agent<'a> {
             (member.node, status)
         };
         let known = self.membership.known().iter();
-        let known = known.map(|member| described(member, "never seen", self.begun));
+        let known = known.map(|member| described(member, "never seen", self.start));
         let mut members: BTreeMap<u32, MemberStatus> = known.collect();
         members.extend(self.seen.values().map(|seen| {
             let state = if seen.is_up { "up" } else { "down" };
@@ -621,7 +621,7 @@ impl<'a> Agent<'a> {
             foreign: discovery.map_or(0, Discovery::foreign),
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            running_s: self.begun.elapsed().as_secs(),
+            running_s: self.start.elapsed().as_secs(),
             rules_file: rules::locate(self.given_rules.as_deref()),
             rules: String::new(),
             refuses: None,

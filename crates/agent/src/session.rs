@@ -1,5 +1,5 @@
-//! The session of one authenticated caller. It is a process of its own, so that the job outlives the
-//! agent and a slow caller does not delay others.
+//! The session of one authenticated caller. It is a process of its own, so that the job outlives
+//! the agent and a slow caller does not delay others.
 //!
 //! It checks the owner's rules, starts a `dipole guard` and forwards its standard streams. When the
 //! caller disconnects, or this process dies, the guard ends all processes of the job.

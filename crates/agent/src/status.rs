@@ -19,7 +19,7 @@ use super::rules::{HostState, Rules};
 pub(super) struct Status {
     pub(super) node: u32,
     pub(super) address: String,
-    /// The cluster whose nodes it discovers, unless the hosts file alone names them.
+    /// The cluster that the agent discovers; none if nodes come from the hosts file only.
     #[serde(default)]
     pub(super) cluster: Option<String>,
     /// Announcements received from other clusters.
@@ -28,24 +28,24 @@ pub(super) struct Status {
     pub(super) pid: u32,
     pub(super) version: String,
     pub(super) running_s: u64,
-    /// Look-ups of other nodes answered.
+    /// Look-ups by other nodes that the agent answered.
     pub(super) answered: u64,
     /// The owner's rules, if there are any.
     pub(super) rules_file: Option<PathBuf>,
-    /// The rules in short.
+    /// Short form of the rules.
     #[serde(default)]
     pub(super) rules: String,
-    /// Why a rank would be refused now.
+    /// Why the rules refuse a rank at present, if they do.
     #[serde(default)]
     pub(super) refuses: Option<String>,
-    /// Jobs that agents of this node have started and that still run.
+    /// Running jobs that agents of this node started.
     #[serde(default)]
     pub(super) jobs: Vec<JobStatus>,
     /// Look-ups refused and membership packets dropped because their senders do not hold our
     /// cluster key.
     #[serde(default)]
     pub(super) strangers: u64,
-    /// Membership packets dropped because they had been received before.
+    /// Membership packets dropped as duplicates.
     #[serde(default)]
     pub(super) repeated: u64,
     /// Fingerprint of the cluster key; without a key the agent starts no work.
@@ -64,7 +64,7 @@ pub(super) struct MemberStatus {
     pub(super) address: String,
     /// "up", "down", or "never seen".
     pub(super) state: String,
-    /// For how long, as far as this agent knows.
+    /// Seconds in this state, as far as this agent knows.
     pub(super) for_s: u64,
     pub(super) version: String,
 }

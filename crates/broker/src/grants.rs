@@ -1,5 +1,5 @@
-//! The grants of each process (rings in the interfaces' programs, and raw sockets), and the checks of
-//! new requests.
+//! The grants of each process (rings in the interfaces' programs, and raw sockets), and the checks
+//! of new requests.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -174,7 +174,8 @@ impl GrantTable {
         Ok(reply)
     }
 
-    /// Adds a raw socket to a reply, if possible; returns its cookie. The ring is useful without it.
+    /// Adds a raw socket to a reply, if possible; returns its cookie. The ring is useful without
+    /// it.
     fn add_sender(
         &mut self,
         address: &Address,

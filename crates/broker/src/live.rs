@@ -2,8 +2,8 @@
 //!
 //! A process can keep a ring after its grant has ended, and the ring uses kernel memory until it is
 //! closed. An epoll instance forgets a file when its last descriptor is closed anywhere, and
-//! `/proc/self/fdinfo` lists the files it watches. So no process has to be trusted. The broker never
-//! waits on this epoll.
+//! `/proc/self/fdinfo` lists the files it watches. So no process has to be trusted. The broker
+//! never waits on this epoll.
 
 use std::collections::BTreeSet;
 use std::io;

@@ -22,8 +22,8 @@ const MAX_RINGS_PER_USER: u32 = 4096;
 /// The administrator's policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Policy {
-    /// Rings that one user may have on this machine, including rings whose grants have ended and that
-    /// processes still keep.
+    /// Rings that one user may have on this machine, including rings whose grants have ended and
+    /// that processes still keep.
     pub(super) rings_per_user: u32,
     pub(super) interfaces: Vec<InterfacePolicy>,
 }
@@ -361,9 +361,9 @@ mod tests {
             ),
             ("[[interface]]\nname = 'a'\nusers = [-1]", 3, ""),
         ] {
-            let (found, said) = Policy::parse(text).unwrap_err();
-            assert_eq!(found, line, "{text}: {said}");
-            assert!(said.contains(wanted), "{text}: {said}");
+            let (found, error) = Policy::parse(text).unwrap_err();
+            assert_eq!(found, line, "{text}: {error}");
+            assert!(error.contains(wanted), "{text}: {error}");
         }
     }
 
@@ -378,16 +378,16 @@ mod tests {
         };
         assert!(mode(0o644).is_ok());
         for open in [0o664, 0o646] {
-            let said = mode(open).unwrap_err().to_string();
+            let error = mode(open).unwrap_err().to_string();
             assert!(
-                said.contains("interfaces.toml") && said.contains("chmod go-w"),
-                "{said}"
+                error.contains("interfaces.toml") && error.contains("chmod go-w"),
+                "{error}"
             );
         }
-        let said = Policy::load(Path::new("/nowhere/interfaces.toml")).unwrap_err();
+        let error = Policy::load(Path::new("/nowhere/interfaces.toml")).unwrap_err();
         assert!(
-            said.to_string().contains("/nowhere/interfaces.toml"),
-            "{said}"
+            error.to_string().contains("/nowhere/interfaces.toml"),
+            "{error}"
         );
     }
 }

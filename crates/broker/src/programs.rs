@@ -1,5 +1,5 @@
-//! BPF programs of interfaces with grants: attached with the first grant, detached with the last, and
-//! stored by the service manager while the broker restarts.
+//! BPF programs of interfaces with grants: attached with the first grant, detached with the last,
+//! and stored by the service manager while the broker restarts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -287,7 +287,8 @@ impl Programs {
         };
         let (socket, cookie) = guarded_socket(interface).map_err(|cause| cause.to_string())?;
         for (other, guard) in self.guards.iter().enumerate() {
-            // The holder can name another interface when sending, so all guards must know the socket.
+            // The holder can name another interface when sending, so all guards must know the
+            // socket.
             let done = match other == index {
                 true => guard.allow(
                     cookie,
@@ -339,7 +340,8 @@ impl Programs {
         }
     }
 
-    /// For an interface: where the program is attached, its counters, and the number of refused frames.
+    /// For an interface: where the program is attached, its counters, and the number of refused
+    /// frames.
     pub(super) fn counters(&self, interface: &str) -> (Option<String>, BTreeMap<String, u64>, u64) {
         let open = self
             .hooks

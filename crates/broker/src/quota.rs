@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_who_asks_too_often_waits_and_others_do_not() {
+    fn a_user_who_sends_too_many_requests_waits_and_others_do_not() {
         let mut quotas = UserQuotas::default();
         let now = Instant::now();
         for _ in 0..BURST {
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_ask_nothing_are_few() {
+    fn connections_without_a_request_are_limited() {
         let mut quotas = UserQuotas::default();
         let now = Instant::now();
         for _ in 0..MAX_SILENT {

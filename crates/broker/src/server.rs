@@ -1,7 +1,8 @@
-//! The broker's loop: one thread that accepts connections, handles requests and detects disconnects.
+//! The broker's loop: one thread that accepts connections, handles requests and detects
+//! disconnects.
 //!
-//! It never waits for a client: a connection without a request within two seconds is closed, and so is
-//! one that does not read its reply. [`super::quota`] has the limits per user.
+//! It never waits for a client: a connection without a request within two seconds is closed, and so
+//! is one that does not read its reply. [`super::quota`] has the limits per user.
 
 use std::collections::HashMap;
 use std::io::{self, Write};

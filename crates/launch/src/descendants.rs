@@ -1,7 +1,7 @@
 //! Finds the processes below this one in /proc and kills all of them.
 //!
-//! A subreaper inherits every orphan below it, so processes that a rank starts cannot leave the tree,
-//! however they detach themselves.
+//! A subreaper inherits every orphan below it, so processes that a rank starts cannot leave the
+//! tree, however they detach themselves.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -35,7 +35,8 @@ fn look_up(pid: i32) -> Option<Process> {
 
 /// Sends SIGKILL to every present descendant.
 ///
-/// A process that forks meanwhile may leave a new one, so this must be repeated until no child is left.
+/// A process that forks meanwhile may leave a new one, so this must be repeated until no child is
+/// left.
 pub(super) fn kill_once() {
     let Ok(entries) = std::fs::read_dir("/proc") else {
         return;

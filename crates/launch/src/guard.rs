@@ -1,9 +1,9 @@
 //! Two small programs that ensure that no process is left behind.
 //!
-//! `guard` is the parent of a host's shim (or of the remote shell that reaches it). When that ends in
-//! any way, or the guard's own parent ends, it kills everything below. The shim does the same when its
-//! guard dies, so a `kill -9` of any of them leaves nothing. `rank-exec` becomes a rank's program
-//! after setting its parent death signal, so that the kernel kills the rank with the shim.
+//! `guard` is the parent of a host's shim (or of the remote shell that reaches it). When that ends
+//! in any way, or the guard's own parent ends, it kills everything below. The shim does the same
+//! when its guard dies, so a `kill -9` of any of them leaves nothing. `rank-exec` becomes a rank's
+//! program after setting its parent death signal, so that the kernel kills the rank with the shim.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -79,8 +79,8 @@ fn try_guard(args: GuardArgs) -> std::io::Result<u8> {
                 .arg("shim")
                 .arg("--parent")
                 .arg(std::process::id().to_string());
-            if let Some(most) = args.max_ranks {
-                command.args(["--max-ranks", &most.to_string()]);
+            if let Some(max) = args.max_ranks {
+                command.args(["--max-ranks", &max.to_string()]);
             }
             command
         }
@@ -108,7 +108,8 @@ fn try_guard(args: GuardArgs) -> std::io::Result<u8> {
     Ok(status)
 }
 
-/// A descriptor that becomes readable when our parent dies; `None` if it is in another pid namespace.
+/// A descriptor that becomes readable when our parent dies; `None` if it is in another pid
+/// namespace.
 pub(super) fn watch_parent(expected: Option<u32>) -> std::io::Result<Option<OwnedFd>> {
     let Some(parent) = getppid() else {
         return Ok(None);

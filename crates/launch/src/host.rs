@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_key_the_agent_is_asked_first_unless_somebody_says_how_the_host_is_reached() {
+    fn with_a_key_the_agent_is_tried_first_unless_the_user_sets_how_the_host_is_reached() {
         let line = "1 192.0.2.1 port=9 interfaces=192.0.3.1 slots=2";
         let words = words_with(line, &[], None, [true, false]);
         let agent = ["--", "/d", "reach", "192.0.2.1:9,192.0.3.1:9"];

@@ -47,18 +47,20 @@ use output::Style;
 
 /// Start a program as the ranks of a job, here or on several hosts
 ///
-/// Rank 0 reads standard input; the others have none. The exit status is that of the first rank that
-/// fails.
+/// Rank 0 reads standard input; the others have none. The exit status is that of the first rank
+/// that fails.
 #[derive(Args, Debug)]
 pub struct RunArgs {
     /// Number of ranks
     #[arg(short = 'n', long = "ranks", value_name = "P",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(job::MAX_RANKS)))]
     ranks: u32,
-    /// Hosts file, whose slots are filled in order, or `agent` for the nodes that this node's agent knows [default: $DIPOLE_HOSTS, else this machine only]
+    /// Hosts file, whose slots are filled in order, or `agent` for the nodes that this node's agent
+    /// knows [default: $DIPOLE_HOSTS, else this machine only]
     #[arg(long, value_name = "FILE|agent")]
     hosts: Option<PathBuf>,
-    /// Command to reach a host, run as CMD DEST COMMAND-LINE [default: its agent if there is a cluster key, else ssh]
+    /// Command to reach a host, run as CMD DEST COMMAND-LINE [default: its agent if there is a
+    /// cluster key, else ssh]
     #[arg(long, value_name = "CMD")]
     rsh: Option<String>,
     /// The dipole program on hosts reached by a command [default: the path of this one]
@@ -70,7 +72,8 @@ pub struct RunArgs {
     /// Write the output of rank R to DIR/R.out and DIR/R.err, replacing old files
     #[arg(long, value_name = "DIR", conflicts_with = "tag")]
     output_dir: Option<PathBuf>,
-    /// Start the ranks in this directory, which each host must have [default: the current one, else the home directory]
+    /// Start the ranks in this directory, which each host must have [default: the current one, else
+    /// the home directory]
     #[arg(long, value_name = "DIR")]
     wdir: Option<PathBuf>,
     /// Start more ranks than the hosts file has slots
@@ -79,7 +82,8 @@ pub struct RunArgs {
     /// End the job after this many seconds, with status 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
-    /// Set a variable for the ranks, or pass on one that refers to this machine (HOME, ...); may be repeated
+    /// Set a variable for the ranks, or pass on one that refers to this machine (HOME, ...); may be
+    /// repeated
     #[arg(long = "env", value_name = "NAME[=VALUE]", value_parser = assignment)]
     environment: Vec<String>,
     /// How long a host may take to answer, in seconds
@@ -88,13 +92,14 @@ pub struct RunArgs {
     /// How long ranks may take to end after SIGTERM before they are killed, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     grace: Duration,
-    /// What to do with the other ranks when one fails, or is lost with its host
+    /// Action on the other ranks when one fails, or is lost with its host
     #[arg(long, value_enum, default_value_t = launcher::OnLoss::End)]
     on_loss: launcher::OnLoss,
     /// How often a rank is restarted with `--on-loss restart`
     #[arg(long, value_name = "N", default_value_t = 5)]
     restarts: u32,
-    /// Give each rank an equal share of its host's cores, and print it; other jobs are not considered
+    /// Give each rank an equal share of its host's cores, and print it; other jobs are not
+    /// considered
     #[arg(long)]
     bind: bool,
     /// Program and arguments; `: -n P PROG` after them adds ranks of another program
@@ -137,7 +142,8 @@ struct ProgramArgs {
     command: Vec<OsString>,
 }
 
-/// Splits a command line at its colons. A colon that is not followed by `-n` is an ordinary argument.
+/// Splits a command line at its colons. A colon that is not followed by `-n` is an ordinary
+/// argument.
 fn programs(ranks: u32, command: &[OsString]) -> Result<Vec<Program>, clap::Error> {
     let separates = |at: usize| {
         let next = command.get(at + 1).and_then(|word| word.to_str());
@@ -323,17 +329,17 @@ mod tests {
 
     #[test]
     fn a_colon_before_a_number_of_ranks_begins_another_program() {
-        let told = |parts: &[(u32, &str)]| {
+        let parts_of = |parts: &[(u32, &str)]| {
             let parts = parts
                 .iter()
                 .map(|(ranks, line)| (*ranks, (*line).to_owned()));
             parts.collect::<Vec<_>>()
         };
         let split = taken("./server -v : -n 4 ./client -n 7 : --ranks=1 ./log").unwrap();
-        let expected = told(&[(2, "./server -v"), (4, "./client -n 7"), (1, "./log")]);
+        let expected = parts_of(&[(2, "./server -v"), (4, "./client -n 7"), (1, "./log")]);
         assert_eq!(split, expected);
         for line in ["sh -c :", "echo a : b", ": -n"] {
-            assert_eq!(taken(line).unwrap(), told(&[(2, line)]), "{line}");
+            assert_eq!(taken(line).unwrap(), parts_of(&[(2, line)]), "{line}");
         }
         for wrong in ["a : -n 0 b", "a : -n 3", "a : -n x b", "a : --ranks"] {
             assert!(taken(wrong).is_err(), "{wrong}");

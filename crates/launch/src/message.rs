@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_banner_is_found_behind_what_a_login_shell_says() {
+    fn the_banner_is_found_after_output_of_a_login_shell() {
         let mut stream = b"Welcome!\n\ndipole-shi\ndipole-shim".to_vec();
         stream.extend_from_slice(BANNER);
         stream.extend_from_slice(b"rest");

@@ -1,5 +1,5 @@
-//! Output of the launcher: lines of ranks, optionally tagged, never mixed within a line, and its own
-//! messages. With `--json` everything is one object per line.
+//! Output of the launcher: lines of ranks, optionally tagged, never mixed within a line, and its
+//! own messages. With `--json` everything is one object per line.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn json_keeps_one_object_a_line_whatever_a_rank_prints() {
+    fn json_keeps_one_object_a_line_with_any_output_of_a_rank() {
         let (out, err) = printed(Style::Json, &[(2, Stream::Stderr, "say \"x\"\t\nrest")]);
         assert!(err.is_empty());
         let values: Vec<serde_json::Value> = out

@@ -4,8 +4,8 @@ use dipole_node::hosts::Host;
 
 use super::message::LocalRank;
 
-/// Selects hosts to try: the first ones, in order, whose slots hold all ranks, skipping `failed`; all
-/// remaining ones if there are too few slots. Returns indices into `hosts`.
+/// Selects hosts to try: the first ones, in order, whose slots hold all ranks, skipping `failed`;
+/// all remaining ones if there are too few slots. Returns indices into `hosts`.
 pub(super) fn candidates(hosts: &[Host], failed: &[usize], ranks: u32) -> Vec<usize> {
     let mut chosen = Vec::new();
     let mut slots = 0_u32;
@@ -30,7 +30,8 @@ pub(super) struct Capacity {
     pub(super) max: Option<u32>,
 }
 
-/// Distributes ranks to hosts by their slots, in order; starts again at the first when all are full.
+/// Distributes ranks to hosts by their slots, in order; starts again at the first when all are
+/// full.
 ///
 /// Returns the index into `capacities` for every rank, or how many ranks fit in total.
 pub(super) fn distribute(capacities: &[Capacity], ranks: u32) -> Result<Vec<usize>, u32> {
@@ -57,8 +58,8 @@ pub(super) fn distribute(capacities: &[Capacity], ranks: u32) -> Result<Vec<usiz
         .collect())
 }
 
-/// The cores of a rank: an equal share of consecutive cores of its host. If there are more ranks than
-/// cores, some ranks share a core.
+/// The cores of a rank: an equal share of consecutive cores of its host. If there are more ranks
+/// than cores, some ranks share a core.
 pub(super) fn share(cores: &[usize], rank: LocalRank) -> &[usize] {
     let (index, count) = (rank.index as usize, (rank.count as usize).max(1));
     let begin = |index: usize| index * cores.len() / count;

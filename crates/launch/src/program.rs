@@ -7,7 +7,8 @@ use std::path::Path;
 
 use rustix::fs::{Access, access};
 
-/// Why a program cannot be started from a directory with this search path, with the exit status of shells.
+/// Why a program cannot be started from a directory with this search path, with the exit status of
+/// shells.
 pub(super) fn why_not(
     program: &OsStr,
     directory: &Path,

@@ -1,5 +1,5 @@
-//! `dipole reach`: connects to a node through its agent. It replaces `ssh` and forwards the standard
-//! streams of the guard that the agent starts.
+//! `dipole reach`: connects to a node through its agent. It replaces `ssh` and forwards the
+//! standard streams of the guard that the agent starts.
 //!
 //! If no agent listens, the remote shell is used instead. If a call fails, the launcher gets the
 //! reason as a refusal, as from a shim.
@@ -69,8 +69,8 @@ enum CallError {
     },
     /// No agent answers, and no other way to reach the node is allowed.
     #[error(
-        "{0}; the node is not in a hosts file, so the cluster key is not sent to it with a remote shell: start `dipole agent` there with this key, or name \
-         the node in a hosts file"
+        "{0}; the node is not in a hosts file, so the cluster key is not sent to it with a remote \
+         shell: start `dipole agent` there with this key, or name the node in a hosts file"
     )]
     NoOtherWay(Box<CallError>),
     #[error("{0}")]
@@ -86,10 +86,10 @@ enum CallError {
     KeyMismatch { agent: SocketAddr, own: String },
     /// The agent closed the connection after our proof, in every attempt.
     #[error(
-        "the agent at {agent} hung up on the proof of cluster key {own}: it ended, or something \
-         between the two machines cuts connections off (see its log)"
+        "the agent at {agent} closed the connection after the proof of cluster key {own}: it \
+         ended, or something between the two machines closes connections (see its log)"
     )]
-    HungUp { agent: SocketAddr, own: String },
+    Closed { agent: SocketAddr, own: String },
     /// The agent was busy in every attempt.
     #[error(
         "the agent at {agent} is busy: it has too many callers or jobs; try again \
@@ -116,7 +116,7 @@ pub fn reach(args: &ReachArgs) -> ExitCode {
     while tried < ATTEMPTS
         && matches!(
             attempt,
-            Err(CallError::HungUp { .. } | CallError::Busy { .. })
+            Err(CallError::Closed { .. } | CallError::Busy { .. })
         )
     {
         std::thread::sleep(ATTEMPT_PAUSE * (1 << (tried - 1)));
@@ -229,7 +229,7 @@ fn call(args: &ReachArgs) -> Result<Call, CallError> {
         match cause.kind() {
             InvalidData | PermissionDenied => CallError::KeyMismatch { agent, own },
             ResourceBusy => CallError::Busy { agent },
-            BrokenPipe | UnexpectedEof | ConnectionReset => CallError::HungUp { agent, own },
+            BrokenPipe | UnexpectedEof | ConnectionReset => CallError::Closed { agent, own },
             _ => system(cause),
         }
     })?;

@@ -1,5 +1,5 @@
-//! `dipole shim`: starts the ranks of one host for the launcher, forwards their input and output, and
-//! ends them on request, or when the launcher or the guard is gone.
+//! `dipole shim`: starts the ranks of one host for the launcher, forwards their input and output,
+//! and ends them on request, or when the launcher or the guard is gone.
 //!
 //! It exchanges messages over its standard input and output. End of input, death of the guard and a
 //! request of the launcher have the same effect: all processes below this one are killed.
@@ -153,8 +153,8 @@ struct HostRanks {
 }
 
 impl HostRanks {
-    /// Starts all ranks. Must be called from the first thread: a rank is killed when the thread that
-    /// started it ends.
+    /// Starts all ranks. Must be called from the first thread: a rank is killed when the thread
+    /// that started it ends.
     fn start(&mut self, start: &Start) -> io::Result<()> {
         let hosts = start.hosts.as_deref();
         let hosts = hosts
@@ -181,7 +181,8 @@ impl HostRanks {
             let mut command = rank_command(start, rank, cores.as_deref())?;
             for (name, file) in [(variables::HOSTS, &hosts), (variables::KEY, &key)] {
                 if let Some(file) = file {
-                    // Through this process, which outlives all ranks, so that no file is left behind.
+                    // Through this process, which outlives all ranks, so that no file is left
+                    // behind.
                     let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
                     command.env(name, path);
                 }
@@ -196,8 +197,8 @@ impl HostRanks {
         Ok(())
     }
 
-    /// The directory of the ranks, if it exists. Otherwise they start in the current one, which is the
-    /// home directory, or the start is refused because the directory is required.
+    /// The directory of the ranks, if it exists. Otherwise they start in the current one, which is
+    /// the home directory, or the start is refused because the directory is required.
     fn directory(&self, start: &Start) -> Result<Option<PathBuf>, String> {
         if start.directory.is_dir() {
             return Ok(Some(start.directory.clone()));

@@ -57,7 +57,7 @@ pub enum AddressError {
         u8::from(*.part == "node")
     )]
     BadNumber {
-        /// Which part: `node` or `endpoint`.
+        /// The part: `node` or `endpoint`.
         part: &'static str,
         /// The text.
         found: String,
@@ -155,8 +155,8 @@ mod tests {
             ("1:4294967296", "from 0 to 4294967295"),
             ("1:", "not a valid endpoint"),
         ] {
-            let said = text.parse::<Address>().unwrap_err().to_string();
-            assert!(said.contains(wanted), "{text}: {said}");
+            let error = text.parse::<Address>().unwrap_err().to_string();
+            assert!(error.contains(wanted), "{text}: {error}");
         }
     }
 }

@@ -49,19 +49,39 @@
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::address::NodeId;
 use crate::key::{ClusterKey, KeyMismatch, MAC_BYTES, MacKey};
 
 const MAGIC: [u8; 3] = *b"DPC";
 const VERSION: u8 = 1;
-const HEADER_BYTES: usize = 28;
+const HEADER_BYTES: usize = size_of::<WireHeader>();
 const CRC_BYTES: usize = 4;
 /// Maximum size of a packet besides its body.
 pub const MAX_OVERHEAD_BYTES: usize = HEADER_BYTES + MAC_BYTES + CRC_BYTES;
 const AUTHENTICATED: u8 = 1;
 /// Purpose for which the MAC key is derived from the cluster key.
 const PURPOSE: &str = "dipole 2026 control";
+
+/// The header as it is sent.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct WireHeader {
+    magic: [u8; 3],
+    version: u8,
+    /// Length of the whole packet.
+    length: U32,
+    kind: u8,
+    flags: u8,
+    reserved: [u8; 2],
+    from: U32,
+    to: U32,
+    nonce: U64,
+}
+
+const _: () = assert!(HEADER_BYTES == 28);
 
 /// A message that can be sent in an envelope.
 pub trait Message: Serialize + DeserializeOwned {
@@ -147,8 +167,8 @@ pub struct Opened<'a> {
 impl Opened<'_> {
     /// Decodes the message.
     ///
-    /// # Errors
-    /// [`EnvelopeError::Kind`] if it is of another kind, [`EnvelopeError::Body`] if it is malformed.
+    /// # Errors [`EnvelopeError::Kind`] if it is of another kind, [`EnvelopeError::Body`] if it is
+    /// malformed.
     pub fn read<M: Message>(&self) -> Result<M, EnvelopeError> {
         if self.kind != M::KIND {
             return Err(EnvelopeError::Kind { found: self.kind });
@@ -203,8 +223,8 @@ impl Authenticator {
 
     /// Opens a packet of our cluster.
     ///
-    /// # Errors
-    /// [`EnvelopeError::Stranger`] if it belongs to another cluster, otherwise what is wrong with it.
+    /// # Errors [`EnvelopeError::Stranger`] if it belongs to another cluster, otherwise what is
+    /// wrong with it.
     pub fn open<'a>(&self, packet: &'a [u8]) -> Result<Opened<'a>, EnvelopeError> {
         let raw = Raw::parse(packet)?;
         let is_ours = match (&self.key, raw.mac) {
@@ -218,24 +238,24 @@ impl Authenticator {
         }
     }
 
-    /// Refuses a query of kind `question` from another cluster: the keys differ. `None` if the packet
+    /// Refuses a query of this kind from another cluster: the keys differ. `None` if the packet
     /// is not such a query. The refusal is not longer than the query, and has no MAC, because its
     /// receiver could not verify one.
     #[must_use]
-    pub fn refuse(&self, packet: &[u8], question: u8, node: NodeId) -> Option<Vec<u8>> {
-        let asked = Raw::parse(packet).ok()?.opened;
+    pub fn refuse(&self, packet: &[u8], query_kind: u8, node: NodeId) -> Option<Vec<u8>> {
+        let query = Raw::parse(packet).ok()?.opened;
         let header = Header {
             from: node,
-            to: asked.header.from,
-            nonce: asked.header.nonce,
+            to: query.header.from,
+            nonce: query.header.nonce,
         };
         let has_key = self.key.is_some();
         let refusal = sealed(None, header, &Refusal { has_key }, 0);
-        (asked.kind == question && refusal.len() <= packet.len()).then_some(refusal)
+        (query.kind == query_kind && refusal.len() <= packet.len()).then_some(refusal)
     }
 
-    /// How the keys differ, if this packet refuses the query with that nonce. Use it only to explain
-    /// a missing reply: anyone can forge a refusal.
+    /// How the keys differ, if this packet refuses the query with that nonce. Use it only to
+    /// explain a missing reply: anyone can forge a refusal.
     #[must_use]
     pub fn refused(&self, packet: &[u8], nonce: u64) -> Option<KeyMismatch> {
         let raw = Raw::parse(packet).ok()?;
@@ -260,15 +280,19 @@ fn sealed<M: Message>(
     length_bytes: usize,
 ) -> Vec<u8> {
     let trailer_bytes = CRC_BYTES + key.map_or(0, |_| MAC_BYTES);
+    let mut front = WireHeader {
+        magic: MAGIC,
+        version: VERSION,
+        length: U32::ZERO,
+        kind: M::KIND,
+        flags: key.map_or(0, |_| AUTHENTICATED),
+        reserved: [0; 2],
+        from: header.from.0.into(),
+        to: header.to.0.into(),
+        nonce: header.nonce.into(),
+    };
     let mut packet = Vec::with_capacity(length_bytes.max(128));
-    packet.extend(MAGIC);
-    packet.push(VERSION);
-    packet.extend([0; 4]);
-    packet.extend([M::KIND, key.map_or(0, |_| AUTHENTICATED), 0, 0]);
-    packet.extend(header.from.0.to_le_bytes());
-    packet.extend(header.to.0.to_le_bytes());
-    packet.extend(header.nonce.to_le_bytes());
-    debug_assert_eq!(packet.len(), HEADER_BYTES);
+    packet.extend(front.as_bytes());
     let mut packet =
         postcard::to_extend(message, packet).expect("messages hold nothing postcard cannot write");
     packet.resize(
@@ -276,7 +300,8 @@ fn sealed<M: Message>(
         0,
     );
     let length = u32::try_from(packet.len() + trailer_bytes).expect("shorter than 4 GiB");
-    packet[4..8].copy_from_slice(&length.to_le_bytes());
+    front.length = length.into();
+    packet[..HEADER_BYTES].copy_from_slice(front.as_bytes());
     if let Some(key) = key {
         packet.extend(key.mac(&packet));
     }
@@ -298,49 +323,45 @@ impl Raw<'_> {
             found_bytes: packet.len(),
         };
         let (checked, sum) = packet.split_last_chunk::<CRC_BYTES>().ok_or(length)?;
-        let (front, behind) = checked.split_first_chunk::<HEADER_BYTES>().ok_or(length)?;
-        if front[..3] != MAGIC {
+        let (front, rest) = WireHeader::ref_from_prefix(checked).map_err(|_| length)?;
+        if front.magic != MAGIC {
             return Err(EnvelopeError::NoEnvelope);
         }
-        if front[3] != VERSION {
-            return Err(EnvelopeError::Version { found: front[3] });
+        if front.version != VERSION {
+            return Err(EnvelopeError::Version {
+                found: front.version,
+            });
         }
-        if usize::try_from(word(front, 4)) != Ok(packet.len()) {
+        if usize::try_from(front.length.get()) != Ok(packet.len()) {
             return Err(length);
         }
         if crc(checked) != *sum {
             return Err(EnvelopeError::Checksum);
         }
-        let [kind, flags, zeros @ ..] = [front[8], front[9], front[10], front[11]];
-        if flags & !AUTHENTICATED != 0 || zeros != [0, 0] {
+        if front.flags & !AUTHENTICATED != 0 || front.reserved != [0; 2] {
             return Err(EnvelopeError::Undefined);
         }
-        let (body, mac) = match flags {
-            0 => (behind, None),
+        let (body, mac) = match front.flags {
+            0 => (rest, None),
             _ => {
-                let (body, mac) = behind.split_last_chunk::<MAC_BYTES>().ok_or(length)?;
+                let (body, mac) = rest.split_last_chunk::<MAC_BYTES>().ok_or(length)?;
                 (body, Some(&mac[..]))
             }
         };
-        let nonce = u64::from(word(front, 20)) | u64::from(word(front, 24)) << 32;
         Ok(Raw {
             opened: Opened {
                 header: Header {
-                    from: NodeId(word(front, 12)),
-                    to: NodeId(word(front, 16)),
-                    nonce,
+                    from: NodeId(front.from.get()),
+                    to: NodeId(front.to.get()),
+                    nonce: front.nonce.get(),
                 },
-                kind,
+                kind: front.kind,
                 body,
             },
             covered: &packet[..HEADER_BYTES + body.len()],
             mac,
         })
     }
-}
-
-fn word(front: &[u8; HEADER_BYTES], at: usize) -> u32 {
-    u32::from_le_bytes([front[at], front[at + 1], front[at + 2], front[at + 3]])
 }
 
 fn crc(bytes: &[u8]) -> [u8; CRC_BYTES] {
@@ -387,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn members_read_what_members_write_and_everybody_else_is_a_stranger() {
+    fn members_read_what_members_write_and_refuse_all_others() {
         for ours in [None, Some(1), Some(2)] {
             for theirs in [None, Some(1), Some(2)] {
                 let packet = with(theirs).seal(HEADER, &note());
@@ -406,12 +427,12 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_has_the_length_asked_for_unless_its_message_needs_more() {
+    fn a_packet_has_the_requested_length_unless_its_message_needs_more() {
         for key in [None, Some(1)] {
-            let least = with(key).seal(HEADER, &note()).len();
-            for length in [0, 1, least - 1, least, least + 1, 1472, 8972] {
+            let shortest = with(key).seal(HEADER, &note()).len();
+            for length in [0, 1, shortest - 1, shortest, shortest + 1, 1472, 8972] {
                 let packet = with(key).seal_to_length(HEADER, &note(), length);
-                assert_eq!(packet.len(), length.max(least));
+                assert_eq!(packet.len(), length.max(shortest));
                 let opened = with(key).open(&packet).unwrap();
                 assert_eq!(opened.read::<Note>(), Ok(note()));
             }
@@ -435,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_refused_as_another_message_with_a_rest_and_with_values_nobody_may_write() {
+    fn a_body_is_refused_as_another_message_with_trailing_bytes_or_with_invalid_values() {
         let none = with(None);
         let read = |packet: &[u8]| none.open(packet).unwrap().read::<Note>();
         let refusal = sealed(None, HEADER, &Refusal { has_key: true }, 0);
@@ -454,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_how_the_keys_differ_to_who_asked_and_is_never_longer_than_the_question() {
+    fn a_refusal_states_how_the_keys_differ_and_is_never_longer_than_the_query() {
         for (ours, theirs, mismatch) in [
             (None, Some(1), KeyMismatch::OnlyTheirs),
             (Some(1), None, KeyMismatch::OnlyOurs),

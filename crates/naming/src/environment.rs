@@ -49,8 +49,8 @@ fn runtime_dir_from(get: &dyn Fn(&str) -> Option<String>) -> PathBuf {
     }
 }
 
-/// Directory for measured properties of links: `DIPOLE_PROFILE`, else `dipole/profile` in the user's
-/// configuration directory; `None` if there is none.
+/// Directory for measured properties of links: `DIPOLE_PROFILE`, else `dipole/profile` in the
+/// user's configuration directory; `None` if the user has no such directory.
 #[must_use]
 pub fn profile_dir() -> Option<PathBuf> {
     profile_dir_from(&variable)
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn profiles_lie_where_the_user_says_or_with_other_configuration() {
+    fn profiles_are_where_the_user_sets_or_with_other_configuration() {
         let all = [
             ("DIPOLE_PROFILE", "/a"),
             ("XDG_CONFIG_HOME", "/b"),

@@ -149,7 +149,7 @@ impl Hosts {
     /// Reads a hosts file.
     ///
     /// # Errors
-    /// The file cannot be read, is over-long, or a line is wrong.
+    /// The file cannot be read, is too long, or has an invalid line.
     pub fn load(path: &Path) -> Result<Hosts, FileError> {
         let text = lines::read(WHAT, path)?;
         Hosts::parse_as(&text, path)
@@ -525,8 +525,8 @@ mod tests {
             ),
             ("# nothing\n", "hosts: found no line"),
         ] {
-            let said = Hosts::parse(text).unwrap_err().to_string();
-            assert!(said.contains(wanted), "{text:?}: {said}");
+            let error = Hosts::parse(text).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{text:?}: {error}");
         }
     }
 
@@ -536,12 +536,12 @@ mod tests {
             "1 10.0.0.1 interfaces=172.17.0.1,10.1.0.1\n2 10.0.0.2 interfaces=172.17.0.1,10.1.0.2";
         let hosts = Hosts::parse(text).unwrap();
         let second = hosts.get(NodeId(2)).unwrap();
-        let asked = |from| -> Vec<String> {
-            let asked = hosts.directories_as_seen_from(NodeId(from), second);
-            asked.iter().map(|to| to.ip().to_string()).collect()
+        let directories = |from| -> Vec<String> {
+            let directories = hosts.directories_as_seen_from(NodeId(from), second);
+            directories.iter().map(|to| to.ip().to_string()).collect()
         };
-        assert_eq!(asked(1), ["10.0.0.2", "10.1.0.2"]);
-        assert_eq!(asked(3), ["10.0.0.2", "172.17.0.1", "10.1.0.2"]);
+        assert_eq!(directories(1), ["10.0.0.2", "10.1.0.2"]);
+        assert_eq!(directories(3), ["10.0.0.2", "172.17.0.1", "10.1.0.2"]);
         // Nodes of one machine have the same address and different ports.
         let hosts = Hosts::parse("1 127.0.0.1\n2 127.0.0.1 port=7412").unwrap();
         let second = hosts.get(NodeId(2)).unwrap();
@@ -549,29 +549,32 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_asked_on_its_control_network_first_then_on_each_interface_and_its_line_reads_back()
-    {
+    fn a_node_is_queried_on_its_control_network_first_then_on_each_interface_and_its_line_reads_back()
+     {
         let text = "1 10.0.0.1 port=9 interfaces=10.1.0.1,fd00::1 control=10.9.0.1 slots=2 ssh=a@b runtime=/r name=n";
         let hosts = Hosts::parse(text).unwrap();
         let host = hosts.get(NodeId(1)).unwrap();
         assert_eq!(host.line(), text);
-        let asked = host.directories();
-        let asked: Vec<String> = asked.iter().map(ToString::to_string).collect();
+        let directories = host.directories();
+        let directories: Vec<String> = directories.iter().map(ToString::to_string).collect();
         assert_eq!(
-            asked,
+            directories,
             ["10.9.0.1:9", "10.0.0.1:9", "10.1.0.1:9", "[fd00::1]:9"]
         );
         for same in [
             "1 10.0.0.1 control=10.0.0.1",
             "1 10.0.0.1 control=10.1.0.1 interfaces=10.1.0.1",
         ] {
-            let said = Hosts::parse(same).unwrap_err().to_string();
-            assert!(said.contains("not one of the node's interfaces"), "{said}");
+            let error = Hosts::parse(same).unwrap_err().to_string();
+            assert!(
+                error.contains("not one of the node's interfaces"),
+                "{error}"
+            );
         }
     }
 
     #[test]
-    fn files_that_are_followed_tell_what_they_say_now() {
+    fn followed_files_give_their_present_content() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("nodes");
         assert!(Hosts::load_agents(&file).unwrap().is_none());
@@ -595,7 +598,7 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_read_is_named() {
-        let said = Hosts::load(Path::new("/nowhere/hosts")).unwrap_err();
-        assert!(said.to_string().contains("/nowhere/hosts"), "{said}");
+        let error = Hosts::load(Path::new("/nowhere/hosts")).unwrap_err();
+        assert!(error.to_string().contains("/nowhere/hosts"), "{error}");
     }
 }

@@ -13,8 +13,8 @@
 //! | `DIPOLE_RUNTIME_DIR` | directory of the registry |
 //! | `DIPOLE_HOSTS` | the hosts file, if there is one |
 //!
-//! Without them the variables of `mpirun` and `mpiexec` (`mpi.rs`), of a Slurm step (`slurm.rs`) and
-//! of a pod of an indexed Kubernetes job (`kubernetes.rs`) are used, in this order: under an
+//! Without them the variables of `mpirun` and `mpiexec` (`mpi.rs`), of a Slurm step (`slurm.rs`)
+//! and of a pod of an indexed Kubernetes job (`kubernetes.rs`) are used, in this order: under an
 //! `mpirun` inside a Slurm job, Slurm's variables describe the daemons of `mpirun`.
 //!
 //! The submodules get a function that looks up variables.
@@ -158,7 +158,8 @@ fn launched(get: Lookup<'_>) -> Result<Option<Launched>, JobError> {
     }
 }
 
-/// The placement of this process by another launcher; `None` without one, or if `DIPOLE_NID` is set.
+/// The placement of this process by another launcher; `None` without one, or if `DIPOLE_NID` is
+/// set.
 ///
 /// # Errors
 /// A variable is missing or wrong, or the names of the job's nodes cannot be resolved.
@@ -188,15 +189,15 @@ pub fn node_from_env() -> Result<Option<NodeId>, JobError> {
 fn number<T: FromStr + PartialOrd + fmt::Display>(
     variable: &'static str,
     found: String,
-    least: T,
-    most: T,
+    min: T,
+    max: T,
 ) -> Result<T, JobError> {
     match found.parse() {
-        Ok(number) if number >= least && number <= most => Ok(number),
+        Ok(number) if number >= min && number <= max => Ok(number),
         _ => Err(JobError::Bad {
             variable,
             found,
-            expected: format!("a number from {least} to {most}"),
+            expected: format!("a number from {min} to {max}"),
         }),
     }
 }
@@ -206,7 +207,7 @@ fn required_number<T: FromStr + PartialOrd + fmt::Display>(
     get: Lookup<'_>,
     launcher: Launcher,
     variable: &'static str,
-    (least, most): (T, T),
+    (min, max): (T, T),
     advice: &'static str,
 ) -> Result<T, JobError> {
     let found = get(variable).ok_or(JobError::Lacking {
@@ -214,7 +215,7 @@ fn required_number<T: FromStr + PartialOrd + fmt::Display>(
         variable,
         advice,
     })?;
-    number(variable, found, least, most)
+    number(variable, found, min, max)
 }
 
 /// The number in `DIPOLE_JOB`, which overrides the launcher's.

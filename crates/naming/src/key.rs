@@ -1,8 +1,8 @@
 //! The cluster key: every process that holds it is a member of the cluster.
 //!
-//! It is a file of 64 hexadecimal digits that only its owner may read. The key itself is never used:
-//! [`ClusterKey::derive`] derives a separate key for each purpose, so that a weakness in one use
-//! does not expose the others. During a key rotation the file holds two keys.
+//! It is a file of 64 hexadecimal digits that only its owner may read. The key itself is never
+//! used: [`ClusterKey::derive`] derives a separate key for each purpose, so that a weakness in one
+//! use does not expose the others. During a key rotation the file holds two keys.
 
 mod ring;
 
@@ -175,8 +175,8 @@ impl ClusterKey {
         self.security
     }
 
-    /// Loads a key. Its file must belong to this user or to root, and be closed to all others. Later
-    /// changes of the keys in the file are followed; a change of the security setting is not.
+    /// Loads a key. Its file must belong to this user or to root, and be closed to all others.
+    /// Later changes of the keys in the file are followed; a change of the security setting is not.
     ///
     /// # Errors
     /// [`KeyError`]
@@ -203,7 +203,8 @@ impl ClusterKey {
             doing: "reading",
             cause,
         };
-        // Opened first, so that the checked file is the one that is read; without blocking on a pipe.
+        // Opened first, so that the checked file is the one that is read; without blocking on a
+        // pipe.
         let opened = OpenOptions::new()
             .read(true)
             .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
@@ -305,8 +306,8 @@ impl ClusterKey {
 
     /// Takes the next of the three steps of a key rotation: a new key is accepted as well; proofs
     /// are made with the new key and the old one is still accepted; the old key is removed. Between
-    /// two steps the file must be copied to every node. `goes_on` confirms that, and is required for
-    /// each step but the first.
+    /// two steps the file must be copied to every node. `goes_on` confirms that, and is required
+    /// for each step but the first.
     ///
     /// The file is replaced atomically and keeps its owner and mode.
     ///
@@ -354,8 +355,8 @@ impl ClusterKey {
         replace().map_err(|cause| match cause.kind() {
             io::ErrorKind::AlreadyExists => KeyError::Rotation {
                 file: file.clone(),
-                found: "a key, and beside it lies a file of the same name and `.new`, of an \
-                        exchange that goes on or was killed: remove that one",
+                found: "a key, but a file of the same name with `.new` exists, of an exchange that \
+                        is in progress or was killed: remove it",
             },
             _ => KeyError::System {
                 file: file.clone(),

@@ -2,9 +2,10 @@
 //!
 //! [`address`] has the two numbers that name an endpoint, [`hosts`] the nodes and their IP
 //! addresses, [`key`] the secret that the members share, [`job`] what a launcher passes to a
-//! process, and [`limits`] the limits of a user. [`lines`] parses configuration files.
-//! [`registry`] records which process of this node owns which endpoint, and queries other nodes for
-//! theirs; [`liveness`] queries whether a silent process still runs. [`envelope`] is the format of their packets. Messages between endpoints do not pass here.
+//! process, and [`limits`] the limits of a user. [`lines`] parses configuration files. [`registry`]
+//! records which process of this node owns which endpoint, and queries other nodes for theirs;
+//! [`liveness`] queries whether a silent process still runs. [`envelope`] is the format of their
+//! packets. Messages between endpoints do not pass here.
 
 #![forbid(unsafe_code)]
 

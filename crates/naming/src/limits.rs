@@ -80,7 +80,7 @@ pub enum LimitReached {
 }
 
 impl UserLimits {
-    /// Reads the limits of a user; unlimited if there is no file.
+    /// Reads the limits of a user; unlimited if the file does not exist.
     ///
     /// # Errors
     /// [`FileError`].

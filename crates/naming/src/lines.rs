@@ -232,8 +232,8 @@ impl KeyValue<'_> {
         number
             .filter(|number| range.contains(number))
             .ok_or_else(|| {
-                let (key, least, most) = (self.key, range.start(), range.end());
-                self.fault(format_args!("{key}=N with N from {least} to {most}"))
+                let (key, min, max) = (self.key, range.start(), range.end());
+                self.fault(format_args!("{key}=N with N from {min} to {max}"))
             })
     }
 
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn words_and_options_are_read_and_comments_and_empty_lines_are_not() {
+    fn values_and_options_are_read_and_comments_and_empty_lines_are_not() {
         let text = "# nothing\n\n \t7 first k=v=w  l=3 # k=x\r\n";
         let mut line = only(text);
         assert_eq!(line.number, 3);
@@ -275,8 +275,8 @@ mod tests {
     fn a_fault_names_file_line_what_was_found_and_what_was_expected() {
         let mut line = only("\nx");
         let fault = line.next::<u32>("a number").unwrap_err();
-        let said = line.error(fault).to_string();
-        assert_eq!(said, "file:2: found `x`, expected a number");
+        let error = line.error(fault).to_string();
+        assert_eq!(error, "file:2: found `x`, expected a number");
         let fault = line.next::<u32>("a number").unwrap_err();
         assert!(fault.to_string().contains("the end of the line"), "{fault}");
         let fault = only("a=1 a=2").options("a=N").unwrap_err();
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_would_not_read_back_is_no_word() {
+    fn a_text_that_would_not_read_back_is_refused() {
         for bad in [
             "",
             "a b",
@@ -312,7 +312,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_word_reads_back_and_adds_no_line(text in any::<String>()) {
+        fn any_value_reads_back_and_adds_no_line(text in any::<String>()) {
             if let Some(word) = Word::new(&text) {
                 let file = format!("{word} key={word}\n");
                 let all: Vec<Line<'_>> = lines(&file, Path::new("file")).collect();

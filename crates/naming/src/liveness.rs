@@ -93,7 +93,7 @@ impl<P: Copy + PartialEq> LivenessProber<P> {
         now_ns: u64,
     ) -> Option<Verdict> {
         if node == self.registry.node() {
-            return match self.registry.lives(incarnation) {
+            return match self.registry.is_alive(incarnation) {
                 Ok(true) => Some(Verdict::Lives),
                 Ok(false) => Some(Verdict::Ended),
                 Err(error) => {

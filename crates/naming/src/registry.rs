@@ -342,8 +342,8 @@ impl Registry {
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn lives(&self, incarnation: u64) -> Result<bool, RegistryError> {
-        sweep::lives(&self.folder, incarnation)
+    pub fn is_alive(&self, incarnation: u64) -> Result<bool, RegistryError> {
+        sweep::is_alive(&self.folder, incarnation)
     }
 
     /// The socket for shared memory connections to a process.
@@ -368,14 +368,14 @@ impl Registry {
 
     /// The packet that announces this node.
     #[must_use]
-    pub fn seal_announcement(&self, said: &Announcement) -> Vec<u8> {
+    pub fn seal_announcement(&self, announcement: &Announcement) -> Vec<u8> {
         let header = Header {
             from: self.node,
             to: NodeId(0),
             nonce: 0,
         };
         self.authenticator
-            .seal_to_length(header, said, ANNOUNCEMENT_BYTES)
+            .seal_to_length(header, announcement, ANNOUNCEMENT_BYTES)
     }
 
     /// The announcement in a packet, if it comes from a member of our cluster.
@@ -440,9 +440,9 @@ impl Registration {
         self.claim_and_open(endpoint, || {})
     }
 
-    /// Like [`claim`](Self::claim), but calls `open` when no other process can claim the endpoint any
-    /// more and none can find it yet, so that it is open when it is found. `open` may have been called
-    /// if this fails.
+    /// Like [`claim`](Self::claim), but calls `open` when no other process can claim the endpoint
+    /// any more and none can find it yet, so that it is open when it is found. `open` may have been
+    /// called if this fails.
     ///
     /// # Errors
     /// See [`claim`](Self::claim).

@@ -54,7 +54,7 @@ pub struct Config {
     /// Longest pause between repeated ack requests, tails, hellos and credit requests.
     pub max_timeout_ns: u64,
     /// After this much silence of a peer that owes an answer, [`Event::Suspected`](crate::Event::Suspected)
-    /// asks for confirmation by a third party. It is repeated after the same time.
+    /// is reported, and again after the same time if a third party has vouched for it.
     pub suspect_after_ns: u64,
     /// After this much silence a peer that owes an answer is gone, unless a third party vouches for it.
     pub peer_timeout_ns: u64,

@@ -64,7 +64,7 @@ impl fmt::Display for EdgeError {
 
 impl core::error::Error for EdgeError {}
 
-/// What a process of this node has sent in violation of the protocol.
+/// An invalid record from a process of this node, which must be cut off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProtocolViolation(pub &'static str);
 

@@ -217,7 +217,7 @@ impl Grants {
         }
         let waiting = &mut self.waiting[index];
         let charged = waiting.charged(now);
-        // It has a larger backlog, or asks again because its grant is zero: redistribute.
+        // It has a larger backlog, or repeats its request because its grant is zero: redistribute.
         if left > waiting.left || waiting.window == 0 {
             self.free = u32::MAX;
         }
@@ -364,9 +364,9 @@ mod tests {
         grants.stepped(now);
         assert_eq!(windows(&grants, &peers[..4]), [8, 0, 0, 8]);
         // Each is reported once.
-        let mut told: Vec<PeerId> = core::iter::from_fn(|| grants.next_changed()).collect();
-        told.sort_unstable();
-        assert_eq!(told, [peers[0], peers[3]]);
+        let mut changed: Vec<PeerId> = core::iter::from_fn(|| grants.next_changed()).collect();
+        changed.sort_unstable();
+        assert_eq!(changed, [peers[0], peers[3]]);
         // The smallest backlog is gone: the next one gets its share.
         grants.set_backlog(peers[3], 0, now);
         grants.stepped(now);

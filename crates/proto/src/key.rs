@@ -61,7 +61,7 @@ impl Seal {
     }
 }
 
-/// What both sides of a session have exchanged. Together with the cluster key it determines the
+/// Parameters exchanged by both sides of a session. With the cluster key they determine the
 /// packet keys. Spec §2.7.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Agreement {

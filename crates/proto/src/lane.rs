@@ -395,7 +395,7 @@ mod tests {
 
     #[test]
     fn a_lane_is_dead_a_time_out_after_the_peer_acknowledged_elsewhere() {
-        let struck = |known: u64| {
+        let died_at = |known: u64| {
             let mut timeouts = LaneTimeouts::default();
             timeouts.arrived_elsewhere(Instant(0));
             let mut died = None;
@@ -408,10 +408,10 @@ mod tests {
             }
             died
         };
-        assert_eq!(struck(1000), None, "it became known too late");
-        assert_eq!(struck(11), Some(150));
-        assert_eq!(struck(69), Some(150));
-        assert_eq!(struck(71), Some(310), "less than a time-out ago");
+        assert_eq!(died_at(1000), None, "it became known too late");
+        assert_eq!(died_at(11), Some(150));
+        assert_eq!(died_at(69), Some(150));
+        assert_eq!(died_at(71), Some(310), "less than a time-out ago");
     }
 
     #[test]

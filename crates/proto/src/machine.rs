@@ -449,7 +449,7 @@ impl Machine {
         self.shared.assembled.take()
     }
 
-    /// What both sides of a new session have agreed on, if its packets are sealed with
+    /// Parameters that both sides of a new session have agreed on, if its packets are sealed with
     /// [`Seal::Session`]. To be called after each handshake packet, before anything is sent.
     pub fn take_agreement(&mut self) -> Option<Agreement> {
         self.agreements.pop()

@@ -22,7 +22,7 @@ pub enum LaneState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PathState {
     state: LaneState,
-    /// How often the lane was given up. It tells answers to older probes apart.
+    /// How often the lane was given up. It distinguishes answers to older probes.
     round: u8,
     /// The peer has answered from there at some time.
     heard: bool,
@@ -66,7 +66,7 @@ impl PathState {
         matches!(self.state, LaneState::Waiting | LaneState::Silent)
     }
 
-    /// True if packets sent there may reach the peer.
+    /// True if packets sent there may path the peer.
     pub(crate) fn may_lead_there(self) -> bool {
         self.is_proven() || self.is_in_question()
     }
@@ -98,30 +98,30 @@ mod tests {
 
     #[test]
     fn an_answer_proves_a_lane_and_each_loss_starts_a_round() {
-        let mut reach = PathState::new(LaneState::Waiting);
-        assert!(reach.is_in_question() && !reach.is_proven() && !reach.is_heard());
-        reach.on_packet();
-        assert!(reach.is_heard() && !reach.is_proven());
-        assert_eq!(reach.answer(), Some(LaneState::Waiting));
-        assert!(reach.is_proven());
-        assert_eq!(reach.answer(), None, "no news");
-        reach.give_up();
+        let mut path = PathState::new(LaneState::Waiting);
+        assert!(path.is_in_question() && !path.is_proven() && !path.is_heard());
+        path.on_packet();
+        assert!(path.is_heard() && !path.is_proven());
+        assert_eq!(path.answer(), Some(LaneState::Waiting));
+        assert!(path.is_proven());
+        assert_eq!(path.answer(), None, "no news");
+        path.give_up();
         assert_eq!(
-            (reach.is_proven(), reach.is_heard(), reach.round()),
+            (path.is_proven(), path.is_heard(), path.round()),
             (false, true, 1)
         );
-        assert_eq!(reach.answer(), Some(LaneState::Silent));
-        assert!(reach.is_proven());
+        assert_eq!(path.answer(), Some(LaneState::Silent));
+        assert!(path.is_proven());
     }
 
     #[test]
     fn an_unusable_lane_is_neither_probed_nor_proven() {
         for state in [LaneState::OwnAddress, LaneState::Missing] {
-            let mut reach = PathState::new(state);
-            assert!(!reach.may_lead_there());
-            assert_eq!(reach.answer(), None);
-            reach.give_up();
-            assert_eq!(reach.state(), state);
+            let mut path = PathState::new(state);
+            assert!(!path.may_lead_there());
+            assert_eq!(path.answer(), None);
+            path.give_up();
+            assert_eq!(path.state(), state);
         }
     }
 }

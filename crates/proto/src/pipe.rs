@@ -117,7 +117,7 @@ impl Pipe {
         Ok(begun)
     }
 
-    /// Queues the record that tells the peer the number of an edge.
+    /// Queues the record with the number of an edge.
     #[cold]
     fn introduce(&mut self, edge: EdgeId) {
         if let Some(key) = self.channel.key(edge) {

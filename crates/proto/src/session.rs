@@ -282,7 +282,7 @@ impl Session {
         self.phase == Phase::Open
     }
 
-    /// Begins a message. Without credit, the peer is asked for it until it grants some.
+    /// Begins a message. Without credit, it is requested from the peer until granted.
     #[inline]
     pub(crate) fn begin(
         &mut self,

@@ -220,7 +220,7 @@ mod tests {
         let mut size = suspect();
         let _lengths = size.begin_round(false);
         assert_eq!(size.end_round(1), RoundResult::default());
-        assert!(size.lost(8972), "asked again");
+        assert!(size.lost(8972), "suspect again");
         let _lengths = size.begin_round(false);
         size.answered(0, 1200);
         size.answered(1, 8972);

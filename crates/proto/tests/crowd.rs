@@ -93,8 +93,8 @@ fn a_flood_of_new_processes_replaces_no_live_peer_and_is_refused() {
             let sent = wire.hosts[client].send(now, edges[client - 1], b"still here");
             sent.expect("credit");
         }
-        for stranger in 5..12 {
-            wire.connect(stranger, 0);
+        for client in 5..12 {
+            wire.connect(client, 0);
         }
         wire.run(SECOND / 2, |_| false);
         let now = wire.now;
@@ -103,8 +103,8 @@ fn a_flood_of_new_processes_replaces_no_live_peer_and_is_refused() {
     }
     assert!(!wire.hosts[0].turned_away.is_empty());
     let full = GoneReason::Reset(ResetReason::TooManyPeers);
-    for stranger in 5..12 {
-        let gone = &wire.hosts[stranger].gone;
+    for client in 5..12 {
+        let gone = &wire.hosts[client].gone;
         assert!(!gone.is_empty() && gone.iter().all(|(_, reason)| *reason == full));
     }
 }

@@ -198,11 +198,11 @@ fn a_hello_with_a_wrong_cookie_opens_no_session() {
     header.length = bytes.len() as u16;
     header.emit(&mut bytes);
     hello.emit(&mut bytes[HEADER_BYTES..]);
-    let stranger = Address {
+    let unknown = Address {
         ip: [9; 16],
         port: 9,
     };
-    conversation.hosts[1].take(Instant(2_000_000_000), stranger, &bytes, true);
+    conversation.hosts[1].take(Instant(2_000_000_000), unknown, &bytes, true);
     let machine = &conversation.hosts[1].machine;
     assert_eq!(machine.stats().dropped(DropReason::WrongCookie), 1);
     assert_eq!(machine.peers().count(), 1);
@@ -212,7 +212,7 @@ fn a_hello_with_a_wrong_cookie_opens_no_session() {
 #[test]
 fn answers_to_unknown_senders_are_limited() {
     let mut conversation = Conversation::open();
-    let stranger = Address {
+    let unknown = Address {
         ip: [9; 16],
         port: 9,
     };
@@ -220,7 +220,7 @@ fn answers_to_unknown_senders_are_limited() {
     for number in 0..2000_u32 {
         let mut bytes = packet_of(&[]);
         bytes[4..8].copy_from_slice(&(1 << 20 | number << 2).to_le_bytes());
-        conversation.hosts[1].take(now, stranger, &bytes, true);
+        conversation.hosts[1].take(now, unknown, &bytes, true);
     }
     let stats = conversation.hosts[1].machine.stats();
     assert_eq!(stats.dropped(DropReason::UnknownConnection), 2000);

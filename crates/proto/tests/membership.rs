@@ -49,14 +49,14 @@ fn joined() -> (Wire, PeerId, EdgeId) {
 }
 
 /// Sends a message from the first host to the second and checks that nothing else arrives.
-fn converse(wire: &mut Wire, edge: EdgeId, text: &[u8]) {
+fn exchange(wire: &mut Wire, edge: EdgeId, text: &[u8]) {
     let now = wire.now;
     wire.hosts[0]
         .send(now, edge, text)
         .expect("credit and frames");
     assert!(wire.run(SECOND, |wire| !wire.hosts[1].received.is_empty()));
     let now = wire.now;
-    assert_eq!(wire.hosts[1].read(now).expect("it came"), text);
+    assert_eq!(wire.hosts[1].read(now).expect("it arrived"), text);
     assert_eq!(wire.hosts[1].read(now), None);
 }
 
@@ -106,7 +106,7 @@ fn reset(reason: ResetReason, connection: u32, echo: Option<u64>, seal: Seal) ->
 #[test]
 fn sessions_of_members_have_masked_checksums() {
     let (mut wire, _, edge) = joined();
-    converse(&mut wire, edge, b"among us");
+    exchange(&mut wire, edge, b"among us");
     let data = seen(&wire, Kind::Data);
     let (_, _, bytes) = &data[0];
     let mut plain = bytes[..bytes.len() - wire::CRC_BYTES].to_vec();
@@ -213,7 +213,7 @@ fn a_valid_cookie_without_a_proof_opens_no_session() {
         assert_eq!(resets.len(), 1);
         let reset = Reset::parse(&resets[0].2[HEADER_BYTES..]).expect("sound");
         assert_eq!((reset.reason, reset.echo), (ResetReason::Key, Some(6)));
-        converse(&mut wire, edge, b"undisturbed");
+        exchange(&mut wire, edge, b"undisturbed");
     }
 }
 
@@ -252,7 +252,7 @@ fn a_replayed_hello_neither_opens_nor_ends_a_session() {
 #[test]
 fn packets_of_an_earlier_session_do_not_affect_a_later_one() {
     let (mut wire, peer, edge) = joined();
-    converse(&mut wire, edge, b"earlier");
+    exchange(&mut wire, edge, b"earlier");
     wire.hosts[0].machine.disconnect(peer);
     assert!(wire.run(SECOND, |wire| !wire.hosts[1].gone.is_empty()));
     let old = wire.seen.clone().expect("remembered");
@@ -278,13 +278,13 @@ fn packets_of_an_earlier_session_do_not_affect_a_later_one() {
         .collect::<Vec<_>>();
     assert_eq!(gone, after);
     assert!(wire.hosts[1].received.is_empty());
-    converse(&mut wire, edge, b"later");
+    exchange(&mut wire, edge, b"later");
 }
 
 #[test]
 fn forged_resets_and_byes_end_no_session_of_members() {
     let (mut wire, peer, edge) = joined();
-    converse(&mut wire, edge, b"before");
+    exchange(&mut wire, edge, b"before");
     // A forger guesses what only the two members know.
     let data = seen(&wire, Kind::Data);
     let (from, to, bytes) = data[0].clone();
@@ -311,7 +311,7 @@ fn forged_resets_and_byes_end_no_session_of_members() {
     });
     wire.hosts[0].take(wire.now, to, &bye);
     assert!(wire.hosts[0].gone.is_empty());
-    converse(&mut wire, edge, b"after");
+    exchange(&mut wire, edge, b"after");
 
     // A member that does not know the session is believed, but not from another port.
     let config = with(KEY);
@@ -330,7 +330,7 @@ fn forged_resets_and_byes_end_no_session_of_members() {
 #[test]
 fn a_provoked_reset_ends_no_session_of_others() {
     let (mut wire, peer, edge) = joined();
-    converse(&mut wire, edge, b"before");
+    exchange(&mut wire, edge, b"before");
     let theirs = Header::parse(&seen(&wire, Kind::Data)[0].2)
         .expect("sound")
         .connection;
@@ -360,7 +360,7 @@ fn a_provoked_reset_ends_no_session_of_others() {
         "{:?}",
         wire.hosts[0].gone
     );
-    converse(&mut wire, edge, b"after");
+    exchange(&mut wire, edge, b"after");
 }
 
 #[test]
@@ -426,8 +426,8 @@ fn a_member_connects_during_a_flood_of_unproven_hellos() {
     (hello.max_packet_bytes, hello.window_packets) = (1472, 64);
     let peer = wire.connect(0, 1);
     let opened = wire.run(SECOND, |wire| {
-        for stranger in 1..400 {
-            (hello.connection, hello.incarnation) = (stranger, 6);
+        for unknown in 1..400 {
+            (hello.connection, hello.incarnation) = (unknown, 6);
             let forged = packet(Kind::Hello, 0, Seal::Proof, |body| hello.emit(body));
             wire.hosts[1].take(wire.now, address(9, 1), &forged);
         }
@@ -469,7 +469,7 @@ fn sessions_continue_after_their_key_is_withdrawn() {
         for host in &wire.hosts {
             assert_eq!((host.connected.len(), host.gone.len()), (1, 0));
         }
-        converse(&mut wire, edge, b"still among us");
+        exchange(&mut wire, edge, b"still among us");
     }
 }
 
@@ -497,7 +497,7 @@ fn a_man_in_the_middle_with_a_withdrawn_key_cannot_impersonate_a_member() {
     let mut between = Hello::parse(&welcome.2[HEADER_BYTES..]).expect("sound");
     wire.run(SECOND, |_| false);
     let hellos = seen(&wire, Kind::Hello);
-    let last = &hellos.last().expect("it asks").2;
+    let last = &hellos.last().expect("a hello with the renewed request").2;
     between.cookie = Hello::parse(&last[HEADER_BYTES..]).expect("sound").cookie;
     assert_ne!(between.cookie, 0, "it was challenged");
     let say = |wire: &mut Wire, welcome: &Hello| {

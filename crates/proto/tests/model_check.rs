@@ -372,7 +372,7 @@ fn credit_does_not_help_two_applications_that_only_send_over_rings() {
     let calls = || vec![send(7, false), send(7, false), read(7, 2)];
     let mut exchange = Exchange::new(one_each(calls(), calls()));
     exchange.credit_bytes = charge(2);
-    let found = run_pipes("rings, credit of 1 message, nobody reads", exchange.clone());
+    let found = run_pipes("rings, credit of 1 message, no reads", exchange.clone());
     found.assert_found(Stall::Deadlock);
     exchange.reads_when_blocked = Some(7);
     exchange.threads = one_each(
@@ -468,7 +468,7 @@ fn operations_on_a_closing_endpoint_are_answered_and_messages_refused() {
         let mut exchange = operations(asks.clone(), threads);
         (exchange.slots, exchange.announced) = (slots, announced);
         exchange.refused_fetches = 1;
-        let name = format!("asked while an endpoint closes, rings of {slots}, {announced}");
+        let name = format!("operations on a closing endpoint, rings of {slots}, {announced}");
         run_pipes(&name, exchange).assert_sound();
     }
 }

@@ -173,7 +173,7 @@ fn a_lost_interface_is_reported_probed_during_traffic_and_used_again() {
     wire.run(600 * SECOND, |_| false);
     assert_eq!(wire.hosts[0].machine.stats().probes, probes);
     let asked = wire.sent - sent;
-    assert!(asked <= 8, "{asked} packets of a session at rest in 600 s");
+    assert!(asked <= 8, "{asked} packets of an idle session in 600 s");
     wire.dead_networks = vec![];
     while states(&wire, 0, edge.peer).contains(&LaneState::Silent) {
         send_megabytes(&mut wire, edge, 1);

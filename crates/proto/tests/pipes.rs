@@ -178,7 +178,7 @@ fn credit_is_requested_and_granted_when_messages_are_read() {
     assert_eq!(pair[1].received.len(), sent);
     pair[1].consume();
     exchange(&mut pair);
-    assert!(pair[0].credits > 0, "its sender is told");
+    assert!(pair[0].credits > 0, "its sender is notified");
     send(&mut pair, edge, 936).expect("room again");
 }
 
@@ -187,7 +187,10 @@ fn a_long_message_delays_later_ones_of_its_edge_until_it_is_copied() {
     let (mut pair, edge, _) = offered();
     exchange(&mut pair);
     send(&mut pair, edge, 5).expect("credit");
-    assert!(pair[1].received.is_empty(), "the long one comes first");
+    assert!(
+        pair[1].received.is_empty(),
+        "the long one is delivered first"
+    );
     let (on, sequence, number, _) = pair[1].fetches.remove(0);
     pair[1].machine.fetch_completed(NOW, on, number, sequence);
     pair[1].events();
@@ -229,7 +232,10 @@ fn later_messages_and_the_end_wait_for_an_announced_message() {
     pair[0].machine.close_edge(edge);
     exchange(&mut pair);
     for _ in 0..3 {
-        assert!(pair[1].received.is_empty(), "the long one comes first");
+        assert!(
+            pair[1].received.is_empty(),
+            "the long one is delivered first"
+        );
         assert!(!pair[0].machine.is_acknowledged(pair[0].peer));
         push_piece(&mut pair[1], edge).expect("a piece of it");
     }

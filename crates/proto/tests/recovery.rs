@@ -44,7 +44,7 @@ fn generous() -> Config {
 }
 
 /// An `AckRequest` to the first host.
-fn prod(edge: EdgeId, number: u32) -> Vec<u8> {
+fn ack_request(edge: EdgeId, number: u32) -> Vec<u8> {
     let mut header = Header::handshake(Kind::AckRequest, edge.peer.connection());
     header.lane = CONTROL_LANE;
     header.number = number;
@@ -56,7 +56,7 @@ fn prod(edge: EdgeId, number: u32) -> Vec<u8> {
 }
 
 /// What a host sends now: destinations, and whether each packet has a unit. Nothing arrives.
-fn swallow(wire: &mut Wire, now: Instant) -> Vec<(Address, bool)> {
+fn transmit_and_drop(wire: &mut Wire, now: Instant) -> Vec<(Address, bool)> {
     let host = &mut wire.hosts[0];
     let transmits = std::iter::from_fn(|| host.machine.poll_transmit(now, &mut host.pool));
     let sent = transmits.map(|transmit| (transmit.to, matches!(transmit.frame, Frame::Unit(_))));
@@ -69,13 +69,13 @@ fn a_dead_lane_is_given_up_even_if_an_ack_request_precedes_each_tail_time_out() 
     let now = wire.now;
     let from = wire.hosts[1].home;
     wire.hosts[0].send(now, edge, b"lost").expect("credit");
-    let first = swallow(&mut wire, now);
+    let first = transmit_and_drop(&mut wire, now);
     let dead = first[0].0.ip[14];
     for number in 0..10 {
         let now = wire.hosts[0].machine.next_deadline().expect("a tail");
-        wire.hosts[0].take(now, from, &prod(edge, 1000 + number));
+        wire.hosts[0].take(now, from, &ack_request(edge, 1000 + number));
         wire.hosts[0].machine.on_timers(now);
-        let sent = swallow(&mut wire, now);
+        let sent = transmit_and_drop(&mut wire, now);
         if sent.iter().any(|(to, unit)| *unit && to.ip[14] != dead) {
             return;
         }

@@ -122,8 +122,8 @@ fn a_path_that_starts_to_drop_long_packets_is_detected_at_once() {
             stream.more(&mut wire, 100);
             let after = *wire.hosts[0].machine.stats();
             assert_eq!(after.repeats, before.repeats, "nothing else is lost");
-            let told = PathChange::PacketBytes { bytes };
-            assert_eq!(wire.hosts[0].changes.last(), Some(&told));
+            let reported = PathChange::PacketBytes { bytes };
+            assert_eq!(wire.hosts[0].changes.last(), Some(&reported));
         }
     }
 }

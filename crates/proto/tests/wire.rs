@@ -508,9 +508,9 @@ proptest! {
         prop_assert!(length <= space);
         prop_assert_eq!(length == 0, space < 12);
         if length > 0 {
-            let told = (length - 12) / 6;
-            let top = ranges.get(told).map_or(9, |cut| cut.start);
-            let kept = ranges[..told].iter().map(|range| (range.start, range.count)).collect();
+            let listed = (length - 12) / 6;
+            let top = ranges.get(listed).map_or(9, |cut| cut.start);
+            let kept = ranges[..listed].iter().map(|range| (range.start, range.count)).collect();
             let expected = vec![Sample::LaneAck(1, (5, top), kept)];
             prop_assert_eq!(read(&packet_of(&bytes[..length])), (expected, None));
         }

@@ -1,8 +1,8 @@
 //! Trace files: records of what a process did, with call stacks, in a file that survives a crash.
 //!
-//! [`Ring`] is the file, for records of any kind, and [`Stacks`] the call stacks in it. BSP programs
-//! define records of their own (`dipole_bsp::trace`); [`waits`] has those of programs that use
-//! endpoints or MPI.
+//! [`Ring`] is the file, for records of any kind, and [`Stacks`] the call stacks in it. BSP
+//! programs define records of their own (`dipole_bsp::trace`); [`waits`] has those of programs that
+//! use endpoints or MPI.
 
 pub mod bytes;
 mod modules;

@@ -36,8 +36,8 @@ pub(super) enum Entry {
     Stack(Vec<Frame>),
 }
 
-/// Decodes the section at [`STACKS_AT`](crate::STACKS_AT): its length, then modules and stacks in the
-/// order in which they were added.
+/// Decodes the section at [`STACKS_AT`](crate::STACKS_AT): its length, then modules and stacks in
+/// the order in which they were added.
 #[must_use]
 pub fn decode(mut bytes: &[u8]) -> Option<(Vec<Module>, Vec<Vec<Frame>>)> {
     let used = take32(&mut bytes)? as usize;

@@ -45,8 +45,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Creates a file at `path` with a header and `blocks` blocks, replacing an existing one. Its disk
-    /// space is allocated at once, so later writes cannot fail.
+    /// Creates a file at `path` with a header and `blocks` blocks, replacing an existing one. Its
+    /// disk space is allocated at once, so later writes cannot fail.
     ///
     /// # Errors
     /// The folder or the file cannot be created.
@@ -163,8 +163,8 @@ pub struct Records<T> {
 }
 
 impl<T> Records<T> {
-    /// Reads the blocks of a file, from [`BLOCKS_AT`] on. `decode` gets a record without its length.
-    /// A record that it rejects is lost, and so is the rest of that block.
+    /// Reads the blocks of a file, from [`BLOCKS_AT`] on. `decode` gets a record without its
+    /// length. A record that it rejects is lost, and so is the rest of that block.
     #[must_use]
     pub fn of(bytes: &[u8], decode: impl Fn(&[u8]) -> Option<T>) -> Records<T> {
         let mut damaged = 0;

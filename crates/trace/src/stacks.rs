@@ -61,7 +61,7 @@ impl Stacks {
         }
     }
 
-    /// Duration of the walk in the last [`record`](Self::record); 0 if there was none.
+    /// Duration of the walk in the last [`record`](Self::record); 0 without one.
     #[must_use]
     pub fn walk_ns(&self) -> u64 {
         self.walk_ns
@@ -199,7 +199,7 @@ mod tests {
     use crate::ring::{BLOCKS_AT, STACKS_AT};
 
     #[test]
-    fn lines_of_maps_tell_where_code_lies() {
+    fn lines_of_maps_give_the_addresses_of_code() {
         let line = "55d0c0a01000-55d0c0a05000 r-xp 00002000 fe:01 1234   /usr/bin/a program";
         let found = executable(line).expect("code");
         assert_eq!(
@@ -247,7 +247,8 @@ mod tests {
         for stack in &found {
             assert!(stack.len() > 3 && stack.len() <= MAX_FRAMES, "{stack:?}");
         }
-        // The time budget is used up: known call sites reuse their stack, new ones are still walked.
+        // The time budget is used up: known call sites reuse their stack, new ones are still
+        // walked.
         stacks.spent_ns = 1 << 50;
         for _ in 0..std::hint::black_box(2) {
             assert_eq!(stacks.record(2, now_ns, &mut ring), 3);

@@ -2,7 +2,8 @@
 //!
 //! A wait of at least [`MIN_WAIT`] is recorded when it ends: its call stack, duration, peer and
 //! result. Shorter ones are not recorded. The file has the layout of [`Ring`](crate::Ring); its
-//! section of call sites lists the process's endpoints, which identify it in the traces of its peers.
+//! section of call sites lists the process's endpoints, which identify it in the traces of its
+//! peers.
 
 mod recorder;
 
@@ -37,7 +38,7 @@ pub struct EndpointAddress {
     pub endpoint: u32,
 }
 
-/// What was waited for.
+/// Event that a process waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Cause {
     /// A message.
@@ -54,7 +55,7 @@ pub enum Cause {
 /// A wait that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wait {
-    /// What the process waited for.
+    /// Event that the process waited for.
     pub cause: Cause,
     /// Number of the call stack in the file, from 1; 0 if unknown.
     pub stack: u32,

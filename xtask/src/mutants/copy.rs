@@ -18,8 +18,8 @@ pub(crate) struct Copy {
 }
 
 impl Copy {
-    /// Makes the copy equal to the workspace: all files that git tracks or would track. Only files that
-    /// differ are written, so that little has to be rebuilt.
+    /// Makes the copy equal to the workspace: all files that git tracks or would track. Only files
+    /// that differ are written, so that little has to be rebuilt.
     pub(crate) fn fresh() -> Result<Copy, Failure> {
         let home = root().join("target").join("mutants");
         let copy = Copy {

@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique_and_a_missing_snippet_is_told() {
+    fn names_are_unique_and_a_missing_snippet_is_reported() {
         let mut names = std::collections::HashSet::new();
         for mutant in all() {
             assert!(names.insert(mutant.name), "{}", mutant.name);

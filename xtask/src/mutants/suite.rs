@@ -63,8 +63,8 @@ impl fmt::Display for Outcome {
 }
 
 impl Suite {
-    /// Builds the suite without running it, because a mutant that does not compile counts as an error;
-    /// returns the path of the program.
+    /// Builds the suite without running it, because a mutant that does not compile counts as an
+    /// error; returns the path of the program.
     pub(crate) fn build(
         self,
         sources: &Path,
@@ -76,7 +76,8 @@ impl Suite {
             .current_dir(sources)
             .env("CARGO_TARGET_DIR", target)
             .env("CARGO_INCREMENTAL", "1")
-            // Warnings about code that the mutant leaves unused are hidden: the JSON output takes them.
+            // Warnings about code that the mutant leaves unused are hidden: the JSON output takes
+            // them.
             .args(["test", "--no-run", "--quiet", "--message-format", "json"]);
         match self {
             Suite::Simulator => command.args(["-p", "dipole-node", "--test", "simulation"]),
@@ -215,7 +216,8 @@ fn named_seed(line: &str) -> Option<u64> {
     digits.parse().ok()
 }
 
-/// The test harness prints "test NAME ... FAILED"; a test that detects a hang prints "test NAME hangs".
+/// The test harness prints "test NAME ... FAILED"; a test that detects a hang prints "test NAME
+/// hangs".
 fn failed_test(line: &str) -> Option<String> {
     let rest = line.strip_prefix("test ")?;
     let name = [" ... FAILED", " hangs"].map(|end| rest.strip_suffix(end));

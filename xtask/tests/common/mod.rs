@@ -8,7 +8,7 @@ pub(crate) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&both).into_owned()
 }
 
-/// What it prints.
+/// Runs a command and returns its output.
 pub(crate) fn run(command: &mut Command) -> String {
     let output = command.output().expect("it starts");
     assert!(output.status.success(), "{command:?}: {}", said(&output));

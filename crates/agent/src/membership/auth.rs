@@ -44,7 +44,7 @@ pub(crate) enum Body {
         /// Digest of the sender's description of itself.
         digest: [u8; 8],
         /// The sender rejects earlier incarnations of the receiver; 0 if it knows none.
-        least_life: [u8; 8],
+        min_incarnation: [u8; 8],
     },
 }
 
@@ -83,8 +83,8 @@ pub(crate) fn is_membership(packet: &[u8]) -> bool {
 pub(crate) struct Dropped {
     /// From senders without our key, or with a key where we have none.
     pub(crate) strangers: u64,
-    /// Duplicates, packets overtaken by later ones, and packets of a run that has not responded to a
-    /// challenge.
+    /// Duplicates, packets overtaken by later ones, and packets of a run that has not responded to
+    /// a challenge.
     pub(crate) repeated: u64,
 }
 
@@ -279,7 +279,7 @@ mod tests {
         let answer = Body::Response {
             token: [255; 8],
             digest: [255; 8],
-            least_life: [255; 8],
+            min_incarnation: [255; 8],
         };
         let challenge = sender.seal(2, challenge);
         assert_eq!(sender.seal(2, answer).len(), challenge.len());

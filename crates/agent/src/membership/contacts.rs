@@ -1,11 +1,11 @@
 //! Addresses that have responded to a challenge. Nothing but challenges is sent to other addresses,
 //! and nothing is accepted from a run of an agent that has not responded.
 //!
-//! A challenge holds a token that only this agent can compute, for one address and some seconds; the
-//! response returns it. So challenging a stranger needs no memory, a response cannot be replayed
-//! (whatever the clocks of both nodes), and an attacker who gives another host's address does not
-//! direct traffic there. A challenge is not longer than its cause, and a response not longer than the
-//! challenge.
+//! A challenge holds a token that only this agent can compute, for one address and some seconds;
+//! the response returns it. So challenging a stranger needs no memory, a response cannot be
+//! replayed (whatever the clocks of both nodes), and an attacker who gives another host's address
+//! does not direct traffic there. A challenge is not longer than its cause, and a response not
+//! longer than the challenge.
 //!
 //! An agent is challenged at the well-known port of its directory and responds from another port,
 //! which only members know. All further packets go to that port, so an attacker who fills the queue
@@ -104,7 +104,8 @@ pub(super) struct Contacts {
     responded: BTreeMap<SocketAddr, Contact>,
     pending: BTreeMap<SocketAddr, PendingChallenge>,
     hints: BTreeMap<SocketAddr, Hint>,
-    /// By node: bytes received from it that have not been spent on challenges of addresses it reported.
+    /// By node: bytes received from it that have not been spent on challenges of addresses it
+    /// reported.
     credit: BTreeMap<u32, usize>,
     sent: VecDeque<Sent>,
 }
@@ -182,8 +183,8 @@ impl Contacts {
         *credit = (*credit + bytes).min(MAX_CREDIT);
     }
 
-    /// True if a challenge of this size may be sent to an address now. Unless `is_free` it is paid for
-    /// with bytes that the node has sent.
+    /// True if a challenge of this size may be sent to an address now. Unless `is_free` it is paid
+    /// for with bytes that the node has sent.
     pub(super) fn may_challenge(
         &mut self,
         now: Duration,

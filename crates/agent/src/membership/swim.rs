@@ -1,8 +1,15 @@
 //! Packets of the SWIM protocol, as foca encodes them.
 
+use std::num::NonZeroUsize;
+
 use foca::{Codec, Header, Message, PostcardCodec};
 
 use crate::member::Member;
+
+/// At least 1, for foca's configuration.
+pub(super) fn nonzero(number: usize) -> NonZeroUsize {
+    NonZeroUsize::new(number).unwrap_or(NonZeroUsize::MIN)
+}
 
 /// A decoded packet of foca.
 pub(super) struct Swim<'a> {

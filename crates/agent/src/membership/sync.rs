@@ -1,9 +1,9 @@
 //! Anti-entropy: two nodes synchronise their state, to recover lost changes and for new nodes.
 //!
-//! Members are divided into [`BUCKETS`] by number. A request has a digest of each bucket; the response
-//! has members of the buckets that differ, as many as fit a packet. A node that got something new
-//! requests again at once. Nodes that agree therefore exchange few bytes, and a new node among a
-//! thousand knows them all after one round trip per packet.
+//! Members are divided into [`BUCKETS`] by number. A request has a digest of each bucket; the
+//! response has members of the buckets that differ, as many as fit a packet. A node that got
+//! something new requests again at once. Nodes that agree therefore exchange few bytes, and a new
+//! node among a thousand knows them all after one round trip per packet.
 
 use foca::{Member as Known, State};
 use serde::{Deserialize, Serialize};
@@ -22,11 +22,12 @@ fn bucket(node: u32) -> usize {
 
 impl Digests {
     /// Digests of the members that are up.
-    pub(super) fn of<'a>(there: impl Iterator<Item = &'a Member>) -> Digests {
+    pub(super) fn of<'a>(members: impl Iterator<Item = &'a Member>) -> Digests {
         let mut digests = Digests::default();
-        for member in there {
-            // The finalizer of SplitMix64: every bit of number and life matters.
-            let mut mixed = member.life ^ u64::from(member.node).rotate_left(40);
+        for member in members {
+            // The finalizer of SplitMix64: every bit of the node number and the incarnation
+            // matters.
+            let mut mixed = member.incarnation ^ u64::from(member.node).rotate_left(40);
             mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
             mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
             mixed ^= mixed >> 31;
@@ -81,7 +82,7 @@ mod tests {
     fn member(node: u32) -> Known<Member> {
         Known::alive(Member {
             node,
-            life: 1 << 50,
+            incarnation: 1 << 50,
             facts: NodeFacts {
                 addresses: vec!["10.0.0.1".parse().unwrap()],
                 control: None,

@@ -13,13 +13,13 @@ use crate::discovery::{Discovery, Response};
 
 const DELAY: Duration = Duration::from_millis(1);
 
-fn sealed_bytes(said: &Announcement) -> u64 {
+fn sealed_bytes(announcement: &Announcement) -> u64 {
     let header = Header {
-        from: said.node,
+        from: announcement.node,
         to: NodeId(0),
         nonce: 0,
     };
-    Authenticator::new(None).seal(header, said).len() as u64
+    Authenticator::new(None).seal(header, announcement).len() as u64
 }
 
 /// Delivers all packets a millisecond later, except to dead nodes.
@@ -28,7 +28,7 @@ struct Cluster {
     /// Discovery of nodes that announce themselves.
     announcers: Vec<Option<Discovery>>,
     /// Announcements in flight, to one node or to all, by time of arrival.
-    said: BTreeMap<(Duration, u64), (Announcement, Option<usize>)>,
+    announcements: BTreeMap<(Duration, u64), (Announcement, Option<usize>)>,
     /// Number of broadcast announcements.
     announced: u32,
     key: Option<ClusterKey>,
@@ -77,10 +77,10 @@ fn secrets(seed: u64) -> Secrets {
     }
 }
 
-fn member(node: usize, life: u64) -> Member {
+fn member(node: usize, incarnation: u64) -> Member {
     Member {
         node: number(node),
-        life,
+        incarnation,
         facts: NodeFacts {
             addresses: vec![address(node).ip()],
             control: None,
@@ -109,7 +109,7 @@ impl Cluster {
         Cluster {
             nodes: (0..nodes).map(|_| None).collect(),
             announcers: (0..nodes).map(|_| None).collect(),
-            said: BTreeMap::new(),
+            announcements: BTreeMap::new(),
             announced: 0,
             key,
             again: None,
@@ -137,9 +137,9 @@ impl Cluster {
     }
 
     /// Starts an agent that announces itself.
-    fn appear(&mut self, node: usize, life: u64) {
+    fn appear(&mut self, node: usize, incarnation: u64) {
         self.count += 1;
-        let (own, seed) = (member(node, life), node as u64 + 1000 * self.count);
+        let (own, seed) = (member(node, incarnation), node as u64 + 1000 * self.count);
         self.announcers[node] = Some(Discovery::new("test", self.now, seed));
         self.nodes[node] = Some(Membership::new(own, Vec::new(), secrets(seed), None));
         self.announce(node);
@@ -147,17 +147,17 @@ impl Cluster {
 
     fn announce(&mut self, node: usize) {
         if let (Some(announcer), Some(membership)) = (&mut self.announcers[node], &self.nodes[node])
-            && let Some(said) = announcer.due(self.now, membership)
+            && let Some(announcement) = announcer.due(self.now, membership)
         {
-            self.sent[node] += sealed_bytes(&said);
+            self.sent[node] += sealed_bytes(&announcement);
             self.announced += 1;
             self.count += 1;
-            self.said
-                .insert((self.now + DELAY, self.count), (said, None));
+            self.announcements
+                .insert((self.now + DELAY, self.count), (announcement, None));
         }
     }
 
-    fn hear(&mut self, said: &Announcement, by: Option<usize>) {
+    fn receive(&mut self, announcement: &Announcement, by: Option<usize>) {
         let all = 0..self.nodes.len();
         for node in all.filter(|node| by.is_none_or(|by| by == *node)) {
             let (Some(announcer), Some(membership)) =
@@ -166,32 +166,37 @@ impl Cluster {
                 continue;
             };
             let to_all = by.is_none();
-            let word =
-                announcer.on_announcement(self.now, said, to_all, ANNOUNCEMENT_BYTES, membership);
-            let next = match word.expect("no duplicate node numbers") {
-                Some(Response::Announce(said, to)) => Some((said, to)),
-                Some(Response::Forward(to)) => Some((said.clone(), to)),
+            let response = announcer.on_announcement(
+                self.now,
+                announcement,
+                to_all,
+                ANNOUNCEMENT_BYTES,
+                membership,
+            );
+            let next = match response.expect("no duplicate node numbers") {
+                Some(Response::Announce(announcement, to)) => Some((announcement, to)),
+                Some(Response::Forward(to)) => Some((announcement.clone(), to)),
                 None => None,
             };
-            if let Some((said, to)) = next {
+            if let Some((announcement, to)) = next {
                 self.count += 1;
                 let to = usize::from(to.port()) - 1;
                 let arrival = (self.now + DELAY, self.count);
-                self.said.insert(arrival, (said, Some(to)));
+                self.announcements.insert(arrival, (announcement, Some(to)));
             }
             self.collect(node);
         }
     }
 
     /// Starts an agent with a hosts file.
-    fn start(&mut self, node: usize, life: u64) {
+    fn start(&mut self, node: usize, incarnation: u64) {
         let others = (0..self.nodes.len()).filter(|other| *other != node);
         let known = others.map(|other| member(other, 0));
         // A different one each time, as in a new process.
         self.count += 1;
         let seed = node as u64 + 1000 * self.count;
         let mut started = Membership::new(
-            member(node, life),
+            member(node, incarnation),
             known.collect(),
             secrets(seed),
             self.key.as_ref(),
@@ -238,22 +243,22 @@ impl Cluster {
                 Some((one.as_ref()?.next_deadline().min(announcer), node))
             });
             let timer = timer.min();
-            let said = self.said.first_key_value().map(|((at, _), _)| *at);
+            let next_announcement = self.announcements.first_key_value().map(|((at, _), _)| *at);
             let packet = self.flying.first_key_value().map(|((at, _), _)| *at);
             let next = timer
                 .map(|(at, _)| at)
                 .into_iter()
                 .chain(packet)
-                .chain(said);
+                .chain(next_announcement);
             let next = next.min();
             let Some(next) = next.filter(|at| *at <= end) else {
                 self.now = end;
                 return;
             };
             self.now = self.now.max(next);
-            if said == Some(next) {
-                if let Some((_, (said, to))) = self.said.pop_first() {
-                    self.hear(&said, to);
+            if next_announcement == Some(next) {
+                if let Some((_, (announcement, to))) = self.announcements.pop_first() {
+                    self.receive(&announcement, to);
                 }
             } else if packet == Some(next) {
                 let Some((_, (from, to, bytes))) = self.flying.pop_first() else {
@@ -295,18 +300,18 @@ impl Cluster {
 
     /// Runs until all agree on this number of nodes; returns the time it took.
     fn until_agreed(&mut self, nodes: usize, limit: Duration) -> Duration {
-        let begun = self.now;
-        while self.now < begun + limit {
+        let start = self.now;
+        while self.now < start + limit {
             self.run(Duration::from_secs(1));
             if self.agreed().is_some_and(|view| view.len() == nodes) {
-                return self.now - begun;
+                return self.now - start;
             }
         }
         let known = self.nodes.iter().flatten().map(|one| one.members().count());
-        let (least, most) = known.fold((usize::MAX, 0), |(least, most), count| {
-            (least.min(count), most.max(count))
+        let (fewest, most) = known.fold((usize::MAX, 0), |(fewest, most), count| {
+            (fewest.min(count), most.max(count))
         });
-        panic!("no agreement on {nodes} nodes within {limit:?}: {least} to {most} others known");
+        panic!("no agreement on {nodes} nodes within {limit:?}: {fewest} to {most} others known");
     }
 
     /// Bytes per second that a node sends, averaged over the next 20 s.
@@ -320,12 +325,12 @@ impl Cluster {
 }
 
 #[test]
-fn a_node_that_dies_is_known_to_be_gone_and_one_that_comes_back_to_be_there() {
+fn a_node_that_dies_is_reported_down_and_one_that_comes_back_up() {
     let mut cluster = Cluster::new(5);
     cluster.until_agreed(5, Duration::from_secs(10));
     cluster.nodes[3] = None;
     let took = cluster.until_agreed(4, Duration::from_secs(30));
-    println!("a dead node was known to be gone after {took:?}");
+    println!("a dead node was known to be down after {took:?}");
     assert!(!cluster.agreed().expect("agreed").contains(&4));
     for membership in cluster.nodes.iter_mut().flatten() {
         let went = |news: &MembershipEvent| matches!(news, MembershipEvent::Down(member) if member.node == 4);
@@ -336,7 +341,7 @@ fn a_node_that_dies_is_known_to_be_gone_and_one_that_comes_back_to_be_there() {
 }
 
 #[test]
-fn a_node_that_leaves_is_gone_at_once() {
+fn a_node_that_leaves_is_down_at_once() {
     let mut cluster = Cluster::new(4);
     cluster.until_agreed(4, Duration::from_secs(10));
     let now = cluster.now;

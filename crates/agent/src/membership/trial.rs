@@ -20,7 +20,7 @@ fn at(host: u8) -> SocketAddr {
 fn member(host: u8) -> Member {
     Member {
         node: host.into(),
-        life: 1,
+        incarnation: 1,
         facts: NodeFacts {
             addresses: vec![at(host).ip()],
             control: None,
@@ -38,7 +38,7 @@ fn member(host: u8) -> Member {
 /// # Panics
 /// If other nodes get packets that are too long, or more bytes than the member received.
 #[doc(hidden)]
-pub fn take_anything(bytes: &[u8]) {
+pub fn receive_anything(bytes: &[u8]) {
     let secrets = Secrets {
         run: 1,
         seed: 1,
@@ -61,7 +61,7 @@ pub fn take_anything(bytes: &[u8]) {
                     let answer = Body::Response {
                         token,
                         digest: digest(&member(2)),
-                        least_life: [0; 8],
+                        min_incarnation: [0; 8],
                     };
                     one.on_packet(now, to, &stranger.seal(1, answer));
                 }
@@ -75,8 +75,8 @@ pub fn take_anything(bytes: &[u8]) {
         let [length, kind, content @ ..] = rest else {
             break;
         };
-        let (content, behind) = content.split_at(content.len().min(usize::from(*length) * 4));
-        rest = behind;
+        let (content, after) = content.split_at(content.len().min(usize::from(*length) * 4));
+        rest = after;
         packet = match kind % 4 {
             0 => content.to_vec(),
             1 => stranger.seal(1, Body::Swim(content.to_vec())),
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
     use foca::{Codec, PostcardCodec};
 
-    /// A valid packet of another agent, in the format of [`take_anything`].
+    /// A valid packet of another agent, in the format of [`receive_anything`].
     fn sound(random: &mut StdRng) -> Vec<u8> {
         let about = member(random.random_range(1..9));
         let message = match random.random_range(0..6) {
@@ -129,13 +129,13 @@ mod tests {
         let mut head = Vec::new();
         let written = PostcardCodec.encode_header(&header, &mut head);
         written.expect("a vector");
-        let said = [foca::Member::alive(about)];
+        let updates = [foca::Member::alive(about)];
         let (kind, content) = match random.random_range(0..3) {
-            0 => (1, Swim::encode(&head, &said)),
+            0 => (1, Swim::encode(&head, &updates)),
             _ => {
                 let body = match random.random() {
-                    true => Body::SyncResponse(said.to_vec()),
-                    false => Body::Swim(Swim::encode(&head, &said)),
+                    true => Body::SyncResponse(updates.to_vec()),
+                    false => Body::Swim(Swim::encode(&head, &updates)),
                 };
                 let bytes = postcard::to_extend(&body, Vec::new());
                 (2, bytes.expect("a vector"))
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_stranger_sends_harms_neither_a_member_nor_a_bystander() {
+    fn no_packet_of_a_stranger_harms_a_member_or_a_bystander() {
         let rounds =
             std::env::var("DIPOLE_ROUNDS").map_or(2000, |text| text.parse().expect("a number"));
         for seed in 0..rounds {
@@ -166,8 +166,8 @@ mod tests {
                 let at = random.random_range(0..bytes.len());
                 bytes[at] ^= 1 << random.random_range(0..8);
             }
-            let taken = std::panic::catch_unwind(|| take_anything(&bytes));
-            assert!(taken.is_ok(), "seed {seed}");
+            let outcome = std::panic::catch_unwind(|| receive_anything(&bytes));
+            assert!(outcome.is_ok(), "seed {seed}");
         }
     }
 }

@@ -57,8 +57,8 @@ impl Hours {
         };
         let words: Vec<&str> = text.split_whitespace().collect();
         let (days, times) = match words[..] {
-            [word] if word.contains(':') => (None, Some(word)),
-            [word] => (Some(word), None),
+            [part] if part.contains(':') => (None, Some(part)),
+            [part] => (Some(part), None),
             [days, times] => (Some(days), Some(times)),
             _ => return Err(wrong()),
         };
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_covers_as_many_minutes_of_the_week_as_it_says() {
+    fn an_entry_covers_as_many_minutes_of_the_week_as_written() {
         for (hours, minutes) in [
             ("Mon-Fri 19:00-07:00", 5 * 12 * 60),
             ("Sat-Sun", 2 * 24 * 60),
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_of_the_week_is_refused() {
+    fn an_invalid_time_of_the_week_is_refused() {
         for text in [
             "",
             "Mon-",
@@ -208,8 +208,8 @@ mod tests {
             "+7:00-8:00",
             "Mon 99999999999:00-8:00",
         ] {
-            let said = Hours::parse(text).unwrap_err();
-            assert!(said.contains("time of the week"), "{text}: {said}");
+            let error = Hours::parse(text).unwrap_err();
+            assert!(error.contains("time of the week"), "{text}: {error}");
         }
     }
 

@@ -32,7 +32,7 @@ pub(crate) struct Rules {
     max_ranks: Option<u32>,
 }
 
-/// What to do while users are logged in.
+/// Behaviour while users are logged in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Users {
@@ -136,15 +136,15 @@ impl Rules {
         &self,
         state: &HostState,
         running: u32,
-        asked: u32,
+        requested: u32,
     ) -> Result<Option<u32>, String> {
         let mut reasons = Vec::new();
-        if let Some(most) = self.max_load
-            && state.load_per_core > most
+        if let Some(limit) = self.max_load
+            && state.load_per_core > limit
         {
             let load = state.load_per_core;
             reasons.push(format!(
-                "load {load:.2} per core is above the owner's {most}"
+                "load {load:.2} per core is above the owner's {limit}"
             ));
         }
         if !self.hours.is_empty() && !self.hours.iter().any(|entry| entry.contains(state.moment)) {
@@ -160,19 +160,19 @@ impl Rules {
             Users::RefuseOthers => **user != state.own_user,
             Users::Refuse => true,
         };
-        let there: Vec<&str> = state
+        let blocking: Vec<&str> = state
             .users
             .iter()
             .filter(counts)
             .map(String::as_str)
             .collect();
-        if !there.is_empty() {
-            let names = there.join(", ");
+        if !blocking.is_empty() {
+            let names = blocking.join(", ");
             reasons.push(format!(
                 "{names} is logged in, while the owner allows no logins"
             ));
         }
-        let free = self.max_ranks.map(|most| most.saturating_sub(running));
+        let free = self.max_ranks.map(|limit| limit.saturating_sub(running));
         if free == Some(0) {
             reasons.push(format!(
                 "{running} ranks run there, and the owner allows at most {}",
@@ -180,7 +180,7 @@ impl Rules {
             ));
         }
         match reasons.is_empty() {
-            true => Ok(free.map(|free| free.min(asked))),
+            true => Ok(free.map(|free| free.min(requested))),
             false => Err(reasons.join("; ")),
         }
     }
@@ -203,7 +203,7 @@ impl fmt::Display for Rules {
             Users::RefuseOthers => parts.push("while no other user is logged in".to_owned()),
             Users::Refuse => parts.push("while no user is logged in".to_owned()),
         }
-        parts.extend(self.max_ranks.map(|most| format!("up to {most} ranks")));
+        parts.extend(self.max_ranks.map(|limit| format!("up to {limit} ranks")));
         f.write_str(&parts.join("; "))
     }
 }
@@ -303,9 +303,9 @@ mod tests {
                 "8 ranks run there, and the owner allows at most 8",
             ),
         ] {
-            let said = rules(text).evaluate(&state, 8, 1).unwrap_err();
-            assert!(said.starts_with(wanted), "{said}");
-            assert!(!said.contains(';'), "{said}");
+            let error = rules(text).evaluate(&state, 8, 1).unwrap_err();
+            assert!(error.starts_with(wanted), "{error}");
+            assert!(!error.contains(';'), "{error}");
         }
         let all = rules("max-load = 1\nhours = ['Sun']\nmax-ranks = 1");
         assert_eq!(
@@ -353,12 +353,12 @@ mod tests {
             ("max-load = 1\nmax-load = 2", 2, "duplicate"),
             ("max-load", 1, ""),
         ] {
-            let (found, said) = Rules::parse(text).unwrap_err();
-            assert_eq!(found, line, "{text}: {said}");
-            assert!(said.contains(wanted), "{text}: {said}");
+            let (found, error) = Rules::parse(text).unwrap_err();
+            assert_eq!(found, line, "{text}: {error}");
+            assert!(error.contains(wanted), "{text}: {error}");
         }
-        let said = Rules::load(Some(Path::new("/nowhere/agent.toml"))).unwrap_err();
-        assert!(said.to_string().contains("/nowhere/agent.toml"), "{said}");
+        let error = Rules::load(Some(Path::new("/nowhere/agent.toml"))).unwrap_err();
+        assert!(error.to_string().contains("/nowhere/agent.toml"), "{error}");
     }
 
     #[test]

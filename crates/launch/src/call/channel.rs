@@ -1,7 +1,8 @@
 //! Both directions of a call: frames in Noise messages with a length prefix.
 //!
 //! A message that was damaged, dropped, repeated or reordered is an error, and so is an end without
-//! [`Frame::Last`] where one is expected. One message holds at most [`MAX_CHUNK_BYTES`] of a stream.
+//! [`Frame::Last`] where one is expected. One message holds at most [`MAX_CHUNK_BYTES`] of a
+//! stream.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -362,15 +363,15 @@ mod tests {
     #[test]
     fn a_caller_reports_why_the_agent_closed_the_connection() {
         use io::ErrorKind::{PermissionDenied, ResourceBusy, UnexpectedEof};
-        for (said, kind) in [
+        for (message, kind) in [
             (Some(Greeting::busy()), ResourceBusy),
             (Some(Greeting::other_key()), PermissionDenied),
             (Some(Greeting::draw().unwrap()), UnexpectedEof),
             (None, UnexpectedEof),
         ] {
             let (mut ours, mut theirs) = UnixStream::pair().unwrap();
-            if let Some(said) = said {
-                theirs.write_all(said.bytes()).unwrap();
+            if let Some(message) = message {
+                theirs.write_all(message.bytes()).unwrap();
             }
             theirs.shutdown(std::net::Shutdown::Write).unwrap();
             let greeting = Greeting::draw().unwrap();

@@ -1,8 +1,8 @@
 //! The start of a call: the agent sends a greeting, the caller proves that it holds the key.
 //!
 //! The greeting has a random number for this call, which the proof (the first message of the Noise
-//! handshake) covers. So a proof cannot be reused, and the agent can verify it without the expensive
-//! part of the handshake.
+//! handshake) covers. So a proof cannot be reused, and the agent can verify it without the
+//! expensive part of the handshake.
 
 use std::io;
 use std::sync::LazyLock;
@@ -40,7 +40,8 @@ impl Greeting {
         Ok(Greeting::of(0, random_bytes()?))
     }
 
-    /// For a call that is refused because the agent is busy; also sent instead of the reply to a proof.
+    /// For a call that is refused because the agent is busy; also sent instead of the reply to a
+    /// proof.
     pub fn busy() -> Greeting {
         Greeting::of(1, [0; NUMBER_BYTES])
     }
@@ -151,17 +152,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_greeting_is_told_from_one_that_is_busy() {
+    fn an_invalid_greeting_is_distinguished_from_a_busy_server() {
         let greeting = Greeting::draw().unwrap();
         assert_eq!(greeting.check(), Ok(()));
         assert!(Greeting::busy().check().unwrap_err().contains("too many"));
         assert!(Greeting::busy().is_busy() && !greeting.is_busy());
-        let said = Greeting::other_key().check().unwrap_err();
-        assert!(said.contains("another cluster key"), "{said}");
+        let error = Greeting::other_key().check().unwrap_err();
+        assert!(error.contains("another cluster key"), "{error}");
         let mut bytes = *greeting.bytes();
         bytes[8] = 9;
-        let said = Greeting::from_bytes(bytes).check().unwrap_err();
-        assert!(said.contains("version 9"), "{said}");
+        let error = Greeting::from_bytes(bytes).check().unwrap_err();
+        assert!(error.contains("version 9"), "{error}");
         let ssh = Greeting::from_bytes(*b"SSH-2.0-OpenSSH_9.2 Debian");
         assert!(ssh.check().unwrap_err().contains("another program"));
     }

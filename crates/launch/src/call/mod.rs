@@ -1,7 +1,8 @@
 //! A call from a launcher to a node's agent: authentication and the encrypted channel.
 //!
-//! Both ends prove that they hold the cluster key, then everything is encrypted. Of jobs this module
-//! knows only the first request and its answer. `docs/design/protocol.md` §11 specifies the bytes.
+//! Both ends prove that they hold the cluster key, then everything is encrypted. Of jobs this
+//! module knows only the first request and its answer. `docs/design/protocol.md` §11 specifies the
+//! bytes.
 
 mod channel;
 mod greeting;
@@ -43,6 +44,6 @@ pub enum Answer {
 
 /// How long an end may be silent before its machine is considered dead.
 ///
-/// TCP keepalives do not suffice: they cannot distinguish a dead machine from a program that does not
-/// read at the moment.
+/// TCP keepalives do not suffice: they cannot distinguish a dead machine from a program that does
+/// not read at the moment.
 pub const IDLE_LIMIT: Duration = Duration::from_secs(30);

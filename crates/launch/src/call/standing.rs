@@ -1,9 +1,9 @@
 //! Checks during a call that the other end is still a member.
 //!
 //! Each end proves that it holds the cluster key when the call begins and whenever the key that it
-//! makes proofs with has changed. A proof covers the handshake, so it is valid for this call and that
-//! end only. After a key is withdrawn, an end whose last proof was made with it has 10 s to send
-//! another; then the call ends.
+//! makes proofs with has changed. A proof covers the handshake, so it is valid for this call and
+//! that end only. After a key is withdrawn, an end whose last proof was made with it has 10 s to
+//! send another; then the call ends.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -154,20 +154,20 @@ mod tests {
         let caller = Standing::new(&key, b"this call", Side::Caller);
         let called = Standing::new(&key, b"this call", Side::Called);
         let withdrawn = Standing::new(&stale, b"this call", Side::Caller);
-        let hear = |from: &Standing| match from.proof() {
+        let receive = |from: &Standing| match from.proof() {
             Frame::Proof(proof) => called.on_proof(proof),
             other => panic!("{other:?}"),
         };
         assert!(!called.holds(), "nothing is proven yet");
-        hear(&called);
-        hear(&Standing::new(&key, b"another call", Side::Caller));
-        hear(&Standing::new(
+        receive(&called);
+        receive(&Standing::new(&key, b"another call", Side::Caller));
+        receive(&Standing::new(
             &ClusterKey::new([1; 32]),
             b"this call",
             Side::Caller,
         ));
         assert!(!called.holds(), "its own, of another call, of another key");
-        hear(&withdrawn);
+        receive(&withdrawn);
         assert!(called.holds());
         // An end that follows the file stays a member, one that has only the old key does not.
         for step in 0..3 {
@@ -176,11 +176,11 @@ mod tests {
             assert_eq!(called.holds(), step < 2, "{step}");
         }
         assert_eq!(key.withdrawals(), 1);
-        hear(&withdrawn);
+        receive(&withdrawn);
         assert!(!called.holds());
-        hear(&caller);
+        receive(&caller);
         assert!(called.holds());
-        hear(&withdrawn);
+        receive(&withdrawn);
         assert!(
             called.holds(),
             "an invalid proof does not replace a valid one"

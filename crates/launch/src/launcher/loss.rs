@@ -10,7 +10,7 @@ use dipole_node::NodeId;
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
-/// What to do when a rank fails.
+/// Action when a rank fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnLoss {
     /// Terminate the other ranks
@@ -112,11 +112,11 @@ mod tests {
 
     #[test]
     fn lost_ranks_come_back_after_a_pause_and_not_for_ever() {
-        let begun = Instant::now();
+        let start = Instant::now();
         let mut losses = Losses::new(OnLoss::Restart, 2);
-        assert_eq!(losses.lost(begun, NodeId(3), &[6, 7], 137), OnLoss::Restart);
-        assert_eq!(losses.take_due(begun), None);
-        let later = begun + PAUSE;
+        assert_eq!(losses.lost(start, NodeId(3), &[6, 7], 137), OnLoss::Restart);
+        assert_eq!(losses.take_due(start), None);
+        let later = start + PAUSE;
         assert_eq!(losses.next_at(), Some(later));
         let due = losses.take_due(later).unwrap();
         assert_eq!((due.node, due.restarts, due.status), (NodeId(3), 1, 137));

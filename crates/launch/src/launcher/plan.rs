@@ -1,4 +1,4 @@
-//! What ranks need to start: the same for a whole job, and parts for each host.
+//! Data that ranks need to start: common to a job, and specific to each host.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -105,8 +105,8 @@ impl Plan {
             directory: self.directory.clone(),
             directory_required: self.directory_required,
             hosts: self.hosts.clone(),
-            // Ranks started by an agent use its key file: the call has proven that the agent holds a
-            // key, but not that it holds both keys during a rotation.
+            // Ranks started by an agent use its key file: the call has proven that the agent holds
+            // a key, but not that it holds both keys during a rotation.
             key: self.key().filter(|_| !contact.by_agent).map(Secret),
             uses_agent_key: contact.by_agent && self.key.is_some(),
         }

@@ -67,10 +67,10 @@ fn required(get: Lookup<'_>, variable: &'static str) -> Result<String, JobError>
 fn number<T: std::str::FromStr + PartialOrd + std::fmt::Display>(
     get: Lookup<'_>,
     variable: &'static str,
-    least: T,
-    most: T,
+    min: T,
+    max: T,
 ) -> Result<T, JobError> {
-    super::number(variable, required(get, variable)?, least, most)
+    super::number(variable, required(get, variable)?, min, max)
 }
 
 /// The inverse of [`write_ranks`]; `None` unless it describes exactly `size` ranks.

@@ -52,7 +52,7 @@ pub enum JobError {
         launcher: Launcher,
         /// The missing variable.
         variable: &'static str,
-        /// What to do.
+        /// Advice to the user.
         advice: &'static str,
     },
     /// Two variables of a launcher, or the launcher and the hosts file, contradict each other.
@@ -62,7 +62,7 @@ pub enum JobError {
         launcher: Launcher,
         /// The contradiction.
         between: String,
-        /// What to do.
+        /// Advice to the user.
         advice: &'static str,
     },
     /// The hosts file that `DIPOLE_HOSTS` names is wrong or cannot be read.

@@ -57,11 +57,11 @@ pub(super) fn expand(list: &str) -> Result<Vec<String>, HostlistError> {
     }
 }
 
-/// Expands the item that begins at `start` to at most `most` names; also returns its end.
+/// Expands the item that begins at `start` to at most `max` names; also returns its end.
 fn expand_item(
     list: &str,
     start: usize,
-    most: usize,
+    max: usize,
 ) -> Result<(Vec<String>, usize), HostlistError> {
     let unexpected = |at, expected| HostlistError::Unexpected { at, expected };
     let mut names = vec![String::new()];
@@ -70,12 +70,12 @@ fn expand_item(
         let rest = &list[at..];
         match rest.bytes().next() {
             None | Some(b',') if at == start => return Err(unexpected(at, "a node's name")),
-            None | Some(b',') if names.len() > most => return Err(HostlistError::TooMany),
+            None | Some(b',') if names.len() > max => return Err(HostlistError::TooMany),
             None | Some(b',') => return Ok((names, at)),
             Some(b'[') => {
                 let close = rest.find(']');
                 let close = close.ok_or_else(|| unexpected(list.len(), "`]`"))?;
-                let numbers = expand_ranges(&rest[1..close], at + 1, most / names.len())?;
+                let numbers = expand_ranges(&rest[1..close], at + 1, max / names.len())?;
                 let numbered = |name: String| numbers.iter().map(move |one| name.clone() + one);
                 names = names.into_iter().flat_map(numbered).collect();
                 at += close + 1;
@@ -107,8 +107,8 @@ fn is_name_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_')
 }
 
-/// Expands numbers in brackets, at most `most`: `1-3,07-09,12`.
-fn expand_ranges(text: &str, start: usize, most: usize) -> Result<Vec<String>, HostlistError> {
+/// Expands numbers in brackets, at most `max`: `1-3,07-09,12`.
+fn expand_ranges(text: &str, start: usize, max: usize) -> Result<Vec<String>, HostlistError> {
     let mut numbers = Vec::new();
     let mut at = start;
     for part in text.split(',') {
@@ -120,7 +120,7 @@ fn expand_ranges(text: &str, start: usize, most: usize) -> Result<Vec<String>, H
                 at,
                 expected: "a number or a range such as 1-3",
             })?;
-        if highest - lowest >= (most - numbers.len()) as u64 {
+        if highest - lowest >= (max - numbers.len()) as u64 {
             return Err(HostlistError::TooMany);
         }
         let width = first.len();
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_refused_with_the_place() {
+    fn an_invalid_list_is_refused_with_the_position() {
         for (list, wanted) in [
             ("", "a node's name at byte 1"),
             ("n1,", "a node's name at byte 4"),
@@ -185,8 +185,8 @@ mod tests {
             ),
             ("n\u{e9}", "at byte 2"),
         ] {
-            let said = expand(list).unwrap_err().to_string();
-            assert!(said.contains(wanted), "{list}: {said}");
+            let error = expand(list).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{list}: {error}");
         }
         let name = "n".repeat(MAX_NAME_BYTES + 1);
         assert_eq!(expand(&name), Err(HostlistError::NameTooLong { at: 0 }));
@@ -213,7 +213,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_folded_unfolds_to_the_same_names(
+        fn folded_names_unfold_to_the_same_names(
             items in prop::collection::vec(("[a-z]{1,4}", ranges(), "[a-z.]{0,3}"), 1..5)
         ) {
             let mut list = Vec::new();

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_becomes_known_is_waited_for_and_one_that_does_not_is_named() {
+    fn a_name_that_becomes_known_is_waited_for_and_one_that_does_not_is_reported() {
         let attempts = Cell::new(0);
         let late = |_: &str| {
             attempts.set(attempts.get() + 1);
@@ -215,14 +215,14 @@ mod tests {
         assert!(names(&["late"], 0).resolve_with(&late).is_ok());
         let mut never = names(&["10.0.0.1", "never"], 0);
         never.timeout = Duration::ZERO;
-        let said = never
+        let error = never
             .resolve_with(&|name| match name {
                 "never" => Err(io::Error::other("not known")),
                 _ => Ok(vec![ip("10.0.0.1")]),
             })
             .unwrap_err()
             .to_string();
-        assert!(said.contains("`never` within 0 s: not known"), "{said}");
+        assert!(error.contains("`never` within 0 s: not known"), "{error}");
     }
 
     #[test]

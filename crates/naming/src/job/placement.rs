@@ -7,7 +7,7 @@ use crate::address::NodeId;
 use crate::environment::user_dir;
 use crate::hosts::Hosts;
 
-/// What a process needs to open its node.
+/// Data that a process needs to open its node.
 #[derive(Debug)]
 pub struct RankPlacement {
     /// Its node.

@@ -1,7 +1,7 @@
 //! Tasks of a Slurm step: `srun` sets their number and the list of nodes.
 //!
-//! The variables of the step take precedence over those of the job, because a step may use only some
-//! of the job's nodes. A batch script and an interactive shell are steps too, but not tasks.
+//! The variables of the step take precedence over those of the job, because a step may use only
+//! some of the job's nodes. A batch script and an interactive shell are steps too, but not tasks.
 
 use super::hostlist::{self, MAX_NAMES};
 use super::peers::NodeNames;
@@ -155,14 +155,14 @@ fn tasks_per_node(get: Lookup<'_>, nodes: usize, size: u32) -> Result<Vec<usize>
 }
 
 fn parse_tasks(text: &str) -> Option<Vec<usize>> {
-    let most = MAX_RANKS as usize;
+    let max = MAX_RANKS as usize;
     let mut tasks = Vec::new();
     for part in text.split(',') {
         let (count, times) = match part.split_once("(x") {
             None => (part, 1),
             Some((count, times)) => (count, times.strip_suffix(')')?.parse().ok()?),
         };
-        let count: usize = count.parse().ok().filter(|count| *count <= most)?;
+        let count: usize = count.parse().ok().filter(|count| *count <= max)?;
         if times == 0 || times > MAX_NAMES - tasks.len() {
             return None;
         }

@@ -29,8 +29,8 @@ fn nodes(job: &Job) -> Vec<u32> {
 }
 
 fn refused(variables: &[&[(&str, &str)]], wanted: &str) {
-    let said = read(variables).unwrap_err().to_string();
-    assert!(said.contains(wanted), "{wanted}: {said}");
+    let error = read(variables).unwrap_err().to_string();
+    assert!(error.contains(wanted), "{wanted}: {error}");
 }
 
 const SLURM: [(&str, &str); 10] = [
@@ -289,7 +289,7 @@ fn a_pod_of_an_indexed_job_is_a_node_of_its_own() {
         (
             "DIPOLE_SIZE",
             "",
-            "DIPOLE_SIZE is not set; give the container",
+            "DIPOLE_SIZE is not set; set it for the container",
         ),
         (
             "DIPOLE_SIZE",
@@ -315,12 +315,12 @@ fn a_pod_of_an_indexed_job_is_a_node_of_its_own() {
 fn a_node_that_is_given_must_be_the_launchers() {
     let job = |node| Job::from_variables(lookup(&[&SLURM, &[("DIPOLE_NID", node)]]));
     assert!(job("3").is_ok());
-    let said = job("4").unwrap_err().to_string();
-    assert!(said.contains("DIPOLE_NID is `4`, expected 3"), "{said}");
+    let error = job("4").unwrap_err().to_string();
+    assert!(error.contains("DIPOLE_NID is `4`, expected 3"), "{error}");
 }
 
 #[test]
-fn a_number_of_a_job_that_is_none_is_refused_without_a_launcher_too() {
+fn an_invalid_job_number_is_refused_without_a_launcher_too() {
     for variables in [
         &[("DIPOLE_JOB", "abc")][..],
         &[("DIPOLE_JOB", "abc"), ("DIPOLE_NID", "1")],

@@ -60,7 +60,8 @@ impl Secrets {
             .flatten()
     }
 
-    /// The keys after the next step of a rotation. `fresh` is the new key, used if this is the first.
+    /// The keys after the next step of a rotation. `fresh` is the new key, used if this is the
+    /// first.
     pub(super) fn rotated(&self, fresh: Secret) -> Secrets {
         let (own, other) = match self.other {
             None => (self.own, Some((Role::Next, fresh))),

@@ -42,7 +42,7 @@ fn a_variable_that_is_empty_is_refused_and_one_that_is_not_set_means_no_key() {
 }
 
 #[test]
-fn what_is_no_key_is_refused() {
+fn an_invalid_key_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("key");
     let digits = "0123456789abcdefABCDEF0123456789".repeat(2);
@@ -154,11 +154,11 @@ fn a_step_of_an_exchange_is_not_taken_twice_by_mistake() {
     ClusterKey::rotate(&file, true).unwrap();
     assert!(refused(false).contains("end the exchange"));
     std::fs::write(file.with_extension("new"), "half").unwrap();
-    assert!(refused(true).contains("remove that one"));
+    assert!(refused(true).contains("was killed: remove it"));
 }
 
 #[test]
-fn a_key_goes_on_when_its_file_is_gone_or_spoiled() {
+fn a_key_stays_in_use_when_its_file_is_removed_or_damaged() {
     let cluster = Cluster::new(2);
     let file = cluster.file(1);
     std::fs::write(&file, "no key").unwrap();

@@ -21,7 +21,7 @@ pub struct Announcement {
     /// The node.
     pub node: NodeId,
     /// Incarnation of the agent: its start time.
-    pub life: u64,
+    pub incarnation: u64,
     /// Running time in milliseconds by its own clock.
     pub age_ms: u64,
     /// If not 0: tells the agent with this incarnation that its node number is already taken.
@@ -30,7 +30,7 @@ pub struct Announcement {
     pub facts: NodeFacts,
 }
 
-/// What an agent publishes about its node, besides its number.
+/// Properties of a node that its agent publishes, besides its number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeFacts {
     /// The directory's port.
@@ -76,7 +76,7 @@ impl Message for Announcement {
     const KIND: u8 = 3;
 
     fn is_valid(&self) -> bool {
-        self.node.0 != 0 && self.life != 0 && is_name(&self.cluster) && self.facts.is_valid()
+        self.node.0 != 0 && self.incarnation != 0 && is_name(&self.cluster) && self.facts.is_valid()
     }
 }
 
@@ -100,11 +100,11 @@ mod tests {
     use crate::envelope::{Authenticator, EnvelopeError, Header};
     use crate::key::{ClusterKey, KEY_BYTES};
 
-    fn said() -> Announcement {
+    fn example() -> Announcement {
         Announcement {
             cluster: "dipole".to_owned(),
             node: NodeId(3),
-            life: 0x0102_0304_0506_0708,
+            incarnation: 0x0102_0304_0506_0708,
             age_ms: 9,
             taken: 0,
             facts: NodeFacts {
@@ -118,14 +118,14 @@ mod tests {
         }
     }
 
-    fn read(said: &Announcement) -> Result<Announcement, EnvelopeError> {
+    fn read(announcement: &Announcement) -> Result<Announcement, EnvelopeError> {
         let header = Header {
-            from: said.node,
+            from: announcement.node,
             to: NodeId(0),
             nonce: 0,
         };
         let authenticator = Authenticator::new(None);
-        let packet = authenticator.seal(header, said);
+        let packet = authenticator.seal(header, announcement);
         assert!(is_announcement(&packet));
         assert!(!is_announcement(&packet[1..]));
         authenticator.open(&packet).unwrap().read()
@@ -141,9 +141,9 @@ mod tests {
                 version: String::new(),
                 control: None,
                 addresses: vec!["::1".parse().unwrap()],
-                ..said().facts
+                ..example().facts
             },
-            ..said()
+            ..example()
         };
         let longest = Announcement {
             cluster: "c".repeat(MAX_NAME_BYTES),
@@ -151,46 +151,52 @@ mod tests {
                 name: "n".repeat(MAX_NAME_BYTES),
                 version: "v".repeat(MAX_NAME_BYTES),
                 addresses: vec!["1.2.3.4".parse().unwrap(); MAX_INTERFACES],
-                ..said().facts
+                ..example().facts
             },
-            ..said()
+            ..example()
         };
         let key = ClusterKey::new([1; KEY_BYTES]);
         let authenticator = Authenticator::new(Some(&key));
-        for said in [said(), bare, longest] {
+        for announcement in [example(), bare, longest] {
             let header = Header {
-                from: said.node,
+                from: announcement.node,
                 to: NodeId(0),
                 nonce: 0,
             };
-            assert!(authenticator.seal(header, &said).len() <= ANNOUNCEMENT_BYTES);
-            assert_eq!(read(&said), Ok(said));
+            assert!(authenticator.seal(header, &announcement).len() <= ANNOUNCEMENT_BYTES);
+            assert_eq!(read(&announcement), Ok(announcement));
         }
-        let asked: Vec<String> = said()
+        let directories: Vec<String> = example()
             .facts
             .directories()
             .iter()
             .map(ToString::to_string)
             .collect();
-        assert_eq!(asked, ["10.9.0.3:7411", "10.0.0.3:7411", "[fd00::3]:7411"]);
+        assert_eq!(
+            directories,
+            ["10.9.0.3:7411", "10.0.0.3:7411", "[fd00::3]:7411"]
+        );
     }
 
     #[test]
     fn values_that_no_agent_may_announce_are_refused() {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let changes: [fn(&mut Announcement); 9] = [
-            |said| said.life = 0,
-            |said| said.node = NodeId(0),
-            |said| said.facts.port = 0,
-            |said| said.facts.slots = 0,
-            |said| said.facts.slots = MAX_SLOTS + 1,
-            |said| said.facts.addresses.clear(),
-            |said| said.facts.addresses = vec![said.facts.addresses[0]; MAX_INTERFACES + 1],
-            |said| said.cluster = "c".repeat(MAX_NAME_BYTES + 1),
-            |said| said.facts.version = "a b".to_owned(),
+            |announcement| announcement.incarnation = 0,
+            |announcement| announcement.node = NodeId(0),
+            |announcement| announcement.facts.port = 0,
+            |announcement| announcement.facts.slots = 0,
+            |announcement| announcement.facts.slots = MAX_SLOTS + 1,
+            |announcement| announcement.facts.addresses.clear(),
+            |announcement| {
+                announcement.facts.addresses =
+                    vec![announcement.facts.addresses[0]; MAX_INTERFACES + 1]
+            },
+            |announcement| announcement.cluster = "c".repeat(MAX_NAME_BYTES + 1),
+            |announcement| announcement.facts.version = "a b".to_owned(),
         ];
         for (index, change) in changes.into_iter().enumerate() {
-            let mut bad = said();
+            let mut bad = example();
             change(&mut bad);
             assert_eq!(read(&bad), Err(EnvelopeError::Body), "change {index}");
         }
@@ -204,7 +210,7 @@ mod tests {
         ];
         for text in no_hosts {
             for control in [false, true] {
-                let mut bad = said();
+                let mut bad = example();
                 match control {
                     true => bad.facts.control = Some(ip(text)),
                     false => bad.facts.addresses.push(ip(text)),
@@ -213,7 +219,7 @@ mod tests {
             }
         }
         for text in ["a\nb", "a#b", "\u{1b}[2J", "\u{e4}"] {
-            let mut bad = said();
+            let mut bad = example();
             bad.facts.name = text.to_owned();
             assert_eq!(read(&bad), Err(EnvelopeError::Body), "{text:?}");
         }

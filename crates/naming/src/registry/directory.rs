@@ -8,10 +8,10 @@
 //! The node's agent takes precedence ([`DirectoryLock`](super::DirectoryLock)): the process that
 //! serves hands over to it, and all processes wait until the agent ends.
 //!
-//! A thread that waits for the lock cannot be cancelled. It stays when the last [`Directory`] of the
-//! process is dropped, and the next one for the same registry uses it again: at most one thread per
-//! registry and process. A child forked without `exec` shares the port and the lock of a parent that
-//! serves: if the parent dies, the node is not served until the child ends as well.
+//! A thread that waits for the lock cannot be cancelled. It stays when the last [`Directory`] of
+//! the process is dropped, and the next one for the same registry uses it again: at most one thread
+//! per registry and process. A child forked without `exec` shares the port and the lock of a parent
+//! that serves: if the parent dies, the node is not served until the child ends as well.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -164,7 +164,7 @@ fn run(service: &Service, lock: &File, path: &Path) {
     }
 }
 
-/// What to do after serving for a while.
+/// Action after serving for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     /// Serve again, perhaps at another address.
@@ -242,8 +242,8 @@ fn serve(service: &Service, warning: &mut WarningInterval) -> Next {
         let woken = !watched[0].revents().is_empty();
         drop(watched);
         if woken {
-            let mut word = [0; 8];
-            let _ = rustix::io::read(&service.wake, &mut word);
+            let mut count = [0; 8];
+            let _ = rustix::io::read(&service.wake, &mut count);
             let mut services = services();
             if services
                 .get(&service.key)
@@ -265,7 +265,7 @@ fn serve(service: &Service, warning: &mut WarningInterval) -> Next {
 
 /// Handles all pending packets; true if the agent takes over.
 fn handle_all(service: &Service, socket: &UdpSocket, responder: &Responder) -> bool {
-    // One byte more than a query, so that an over-long one is detected.
+    // One byte more than a query, so that a query that is too long is detected.
     let mut buffer = [0; ProbeLength::LONGEST.bytes() + 1];
     loop {
         let (length, from) = match socket.recv_from(&mut buffer) {

@@ -91,12 +91,12 @@ impl DirectoryLock {
     ) -> Result<DirectoryLock, DirectoryLockError> {
         let path = registry.path().join("agent.lock");
         let mut agent = open_lock(&path)?;
-        let begun = Instant::now();
+        let start = Instant::now();
         while let Err(error) = rustix::fs::flock(&agent, FlockOperation::NonBlockingLockExclusive) {
             if error != rustix::io::Errno::WOULDBLOCK {
                 return Err(failed("locking", &path)(error.into()).into());
             }
-            if begun.elapsed() > MOMENT {
+            if start.elapsed() > MOMENT {
                 let mut text = String::new();
                 let _unknown = agent.read_to_string(&mut text);
                 return Err(DirectoryLockError::Taken {
@@ -163,7 +163,7 @@ impl DirectoryLock {
 fn take_over(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, DirectoryLockError> {
     let path = registry.path().join("directory.lock");
     let lock = open_lock(&path)?;
-    let begun = Instant::now();
+    let start = Instant::now();
     let (mut pause, mut warn_after) = (FIRST_PAUSE, FIRST_WARNING);
     let mut has_requested = false;
     let nonce = random_number().map_err(failed("drawing a number for", &path))?;
@@ -212,10 +212,10 @@ fn take_over(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, Dire
                 });
             }
         }
-        if begun.elapsed() > warn_after {
+        if start.elapsed() > warn_after {
             tracing::warn!(
                 path = %path.display(),
-                seconds = begun.elapsed().as_secs(),
+                seconds = start.elapsed().as_secs(),
                 "waiting for the process that serves this node to hand over; is it stopped? \
                  `fuser` names it"
             );

@@ -19,7 +19,8 @@ pub(super) fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error)
     move |cause| RegistryError::Io { doing, path, cause }
 }
 
-/// Creates `path` with mode 0700 if it does not exist, and rejects a directory that others can change.
+/// Creates `path` with mode 0700 if it does not exist, and rejects a directory that others can
+/// change.
 pub(super) fn make_private(path: &Path) -> Result<(), RegistryError> {
     DirBuilder::new()
         .recursive(true)

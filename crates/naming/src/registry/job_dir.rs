@@ -86,7 +86,7 @@ mod tests {
     use crate::registry::Ports;
 
     #[test]
-    fn a_job_directory_goes_when_it_is_old_and_nobody_lives_there() {
+    fn an_old_job_directory_without_live_processes_is_removed() {
         let base = tempfile::tempdir().unwrap();
         let user_dir = base.path().join("user");
         let job = job_dir(&user_dir, 7).unwrap();

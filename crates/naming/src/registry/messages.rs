@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_of_any_length_asked_for_can_be_written() {
+    fn a_probe_of_any_requested_length_can_be_written() {
         for bytes in [0, 84, QUERY_BYTES, 1472, usize::MAX] {
             let length = ProbeLength::nearest(bytes).bytes();
             for authenticator in authenticators() {

@@ -13,7 +13,7 @@ use crate::key::{ClusterKey, KeyError, Security};
 pub(super) const NAME: &str = "key";
 
 impl Registry {
-    /// The key of this node and user, created if there is none yet.
+    /// The key of this node and user, created if it does not exist.
     ///
     /// # Errors
     /// It cannot be read or written, or is damaged.
@@ -55,7 +55,7 @@ mod tests {
     use crate::address::NodeId;
 
     #[test]
-    fn all_processes_of_a_node_get_one_key_that_nobody_else_can_read() {
+    fn all_processes_of_a_node_get_one_key_that_no_other_user_can_read() {
         let base = tempfile::tempdir().unwrap();
         let open = |node| Registry::open(&base.path().join("dipole"), NodeId(node)).unwrap();
         let first = open(1);

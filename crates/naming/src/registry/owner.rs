@@ -181,14 +181,17 @@ mod tests {
         let whole = std::fs::read(&path).unwrap();
         for length in 0..whole.len() {
             std::fs::write(&path, &whole[..length]).unwrap();
-            let said = living(&path).err().unwrap().to_string();
-            assert!(said.contains(&name) && said.contains("damaged"), "{said}");
+            let error = living(&path).err().unwrap().to_string();
+            assert!(
+                error.contains(&name) && error.contains("damaged"),
+                "{error}"
+            );
             assert!(is_alive(&path).unwrap() && incarnation(&path).is_none());
         }
     }
 
     #[test]
-    fn this_process_has_a_start_time_and_one_that_never_was_has_none() {
+    fn this_process_has_a_start_time_and_one_that_does_not_exist_has_none() {
         assert!(start_time(std::process::id()).is_some());
         assert!(start_time(u32::MAX).is_none());
     }

@@ -1,8 +1,8 @@
 //! Reports of each process for operators: its counters, and its links to peers.
 //!
 //! A process replaces both files regularly. They are named after its incarnation and encoded with
-//! postcard. [`report`] reads them and changes nothing, so it also works for a process that hangs, and
-//! for one that has died, until the next process that opens the registry removes its files.
+//! postcard. [`report`] reads them and changes nothing, so it also works for a process that hangs,
+//! and for one that has died, until the next process that opens the registry removes its files.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -130,8 +130,8 @@ impl ProcessReport {
     /// Its process id, if known.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
-        let told = self.counters.as_ref().map(|counters| counters.pid);
-        self.owner.as_ref().map(|owner| owner.pid).or(told)
+        let counted = self.counters.as_ref().map(|counters| counters.pid);
+        self.owner.as_ref().map(|owner| owner.pid).or(counted)
     }
 }
 
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_told_with_what_it_shows_and_a_dead_one_until_its_files_are_swept() {
+    fn a_process_is_listed_with_its_reports_and_a_dead_one_until_its_files_are_swept() {
         let directory = tempfile::tempdir().unwrap();
         let runtime = directory.path().join("dipole");
         let registry = Registry::open(&runtime, NodeId(3)).unwrap();
@@ -250,8 +250,8 @@ mod tests {
             })
             .unwrap();
         let claims = [5, 4].map(|id| registration.claim(EndpointId(id)).unwrap());
-        let told = || report(&runtime, NodeId(3)).unwrap();
-        assert_eq!(told()[0].counters, None, "not shown yet");
+        let read_reports = || report(&runtime, NodeId(3)).unwrap();
+        assert_eq!(read_reports()[0].counters, None, "not shown yet");
         let (files, dead) = (
             ReportFiles::new(&registry, 77),
             ReportFiles::new(&registry, 78),
@@ -263,7 +263,7 @@ mod tests {
         files.write_links(&[link()]).unwrap();
         dead.write_counters(Vec::new()).unwrap();
         let pid = std::process::id();
-        let reports = told();
+        let reports = read_reports();
         assert_eq!(reports.len(), 2);
         assert_eq!(reports[0].endpoints, [EndpointId(4), EndpointId(5)]);
         assert_eq!(reports[0].counters, Some(Counters { pid, values }));
@@ -273,11 +273,11 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
 
         std::fs::write(&files.links, [200, 200]).unwrap();
-        assert!(told()[0].links.is_empty(), "malformed");
+        assert!(read_reports()[0].links.is_empty(), "malformed");
         registry.sweep().unwrap();
-        assert_eq!(told().len(), 1, "the dead one's file is swept");
+        assert_eq!(read_reports().len(), 1, "the dead one's file is swept");
         drop((files, claims, registration));
-        assert!(told().is_empty());
+        assert!(read_reports().is_empty());
     }
 
     #[test]

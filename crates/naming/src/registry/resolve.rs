@@ -132,8 +132,8 @@ fn in_brackets(cause: Option<&io::Error>) -> String {
 
 /// Looks up `address`, waiting up to `timeout` until it is opened.
 ///
-/// For the node of `registry` this reads the registry. The directory of another node is queried over
-/// UDP with growing pauses. Logs a warning if it takes long.
+/// For the node of `registry` this reads the registry. The directory of another node is queried
+/// over UDP with growing pauses. Logs a warning if it takes long.
 ///
 /// # Errors
 /// See [`ResolveError`]. Only [`ResolveError::UnknownNode`], `WrongNode`, `OtherCluster` and
@@ -410,7 +410,7 @@ impl PendingLookup<'_> {
         Ok(())
     }
 
-    /// Waits for a reply to any of the queries sent so far; `None` if there is none in time.
+    /// Waits for a reply to any of the queries sent so far; `None` if no reply arrives in time.
     fn wait(&self, until: Instant) -> io::Result<Option<Reply>> {
         let mut failed = None;
         loop {

@@ -143,7 +143,7 @@ impl Responder {
     }
 
     fn liveness(&self, incarnation: u64) -> Option<Response> {
-        match self.registry.lives(incarnation) {
+        match self.registry.is_alive(incarnation) {
             Ok(true) => Some(Response::Alive),
             Ok(false) => Some(Response::Ended),
             Err(error) => {
@@ -156,11 +156,11 @@ impl Responder {
 
 /// Binds the directory's socket.
 pub(super) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
-    let begun = Instant::now();
+    let start = Instant::now();
     loop {
         match UdpSocket::bind(address) {
             Err(cause)
-                if cause.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < RELEASE_TIME =>
+                if cause.kind() == io::ErrorKind::AddrInUse && start.elapsed() < RELEASE_TIME =>
             {
                 std::thread::sleep(RETRY_PAUSE);
             }
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strangers_are_refused_so_often_per_second_and_no_more() {
+    fn refusals_to_strangers_are_limited_per_second() {
         let at = Instant::now();
         let mut refusals = Refusals {
             left: REFUSAL_BURST,

@@ -9,7 +9,7 @@ use super::{COUNTERS_PREFIX, EDGES_PREFIX, LINKS_PREFIX, RegistryError, SOCKET_P
 const INCARNATE: [&str; 4] = [SOCKET_PREFIX, EDGES_PREFIX, COUNTERS_PREFIX, LINKS_PREFIX];
 
 /// True if a live owner has this incarnation, or may have it because its file is unreadable.
-pub(super) fn lives(folder: &Path, incarnation: u64) -> Result<bool, RegistryError> {
+pub(super) fn is_alive(folder: &Path, incarnation: u64) -> Result<bool, RegistryError> {
     let wanted = format!("{incarnation:016x}");
     for name in names(folder)? {
         let path = folder.join(&name);
@@ -59,8 +59,8 @@ pub(super) fn sweep(folder: &Path) -> Result<(), RegistryError> {
     // Any file may belong to an owner whose file is unreadable.
     if living.iter().all(Option::is_some) {
         for (path, incarnation) in incarnate {
-            let lives = living.iter().flatten().any(|one| *one == incarnation);
-            if !lives {
+            let is_alive = living.iter().flatten().any(|one| *one == incarnation);
+            if !is_alive {
                 remove(&path)?;
             }
         }

@@ -58,10 +58,10 @@ impl Process {
         loop {
             let mut line = String::new();
             let read = self.lines.read_line(&mut line).unwrap();
-            assert_ne!(read, 0, "the child ended without a word");
+            assert_ne!(read, 0, "the child ended without output");
             // The test runner may have begun the line.
-            if let Some((_, said)) = line.split_once("> ") {
-                return said.trim_end().to_owned();
+            if let Some((_, line)) = line.split_once("> ") {
+                return line.trim_end().to_owned();
             }
         }
     }
@@ -91,7 +91,7 @@ fn stay() -> ! {
 }
 
 #[test]
-fn a_claim_is_found_with_its_ports_and_gone_when_dropped() {
+fn a_claim_is_found_with_its_ports_until_it_is_dropped() {
     let folder = tempfile::tempdir().unwrap();
     let registry = registry(folder.path());
     assert!(registry.lookup(EndpointId(7)).unwrap().is_none());
@@ -135,9 +135,9 @@ fn opening_a_taken_endpoint_names_its_owner() {
     let first = registry.register(ports(1)).unwrap();
     let second = registry.register(ports(2)).unwrap();
     let _held = first.claim(EndpointId(7)).unwrap();
-    let said = second.claim(EndpointId(7)).unwrap_err().to_string();
+    let error = second.claim(EndpointId(7)).unwrap_err().to_string();
     let expected = format!("endpoint 1:7 is taken by process {}", std::process::id());
-    assert!(said.starts_with(&expected), "{said}");
+    assert!(error.starts_with(&expected), "{error}");
     assert!(second.claim(EndpointId(8)).is_ok());
     let elsewhere = Registry::open(folder.path(), NodeId(2)).unwrap();
     assert!(
@@ -218,8 +218,8 @@ fn of_many_processes_exactly_one_takes_over_from_a_killed_owner() {
 }
 
 #[test]
-fn killed_in_the_middle_of_claiming_nobody_is_held_up() {
-    const NAME: &str = "killed_in_the_middle_of_claiming_nobody_is_held_up";
+fn a_process_killed_while_claiming_holds_up_no_other() {
+    const NAME: &str = "a_process_killed_while_claiming_holds_up_no_other";
     if let Some(folder) = as_child() {
         let registration = registry(&folder).register(ports(1)).unwrap();
         say("ready");
@@ -332,21 +332,21 @@ fn free_port() -> u16 {
 }
 
 #[test]
-fn another_node_is_asked_and_answers_what_its_registry_says() {
+fn another_node_is_queried_and_answers_from_its_registry() {
     let folder = tempfile::tempdir().unwrap();
     let here = registry(folder.path());
-    let there = Registry::open(folder.path(), NodeId(2)).unwrap();
+    let remote = Registry::open(folder.path(), NodeId(2)).unwrap();
     let port = free_port();
     let hosts = Hosts::parse(&format!("1 127.0.0.1\n2 127.0.0.1 port={port}\n")).unwrap();
-    let ask = |endpoint, timeout| resolve(&here, &hosts, Address::new(2, endpoint), timeout);
-    let directory = Directory::start(&there, hosts.get(NodeId(2)).unwrap().directories()).unwrap();
+    let look_up = |endpoint, timeout| resolve(&here, &hosts, Address::new(2, endpoint), timeout);
+    let directory = Directory::start(&remote, hosts.get(NodeId(2)).unwrap().directories()).unwrap();
     let mut announced = ports(77);
     announced.bulk = "0.0.0.0:1002".parse().unwrap();
-    let registration = there.register(announced).unwrap();
+    let registration = remote.register(announced).unwrap();
     let _claim = registration.claim(EndpointId(7)).unwrap();
     // The unspecified address is replaced by the node's own.
-    assert_eq!(ask(7, PATIENCE).unwrap(), ports(77));
-    let error = ask(8, Duration::from_millis(50)).unwrap_err();
+    assert_eq!(look_up(7, PATIENCE).unwrap(), ports(77));
+    let error = look_up(8, Duration::from_millis(50)).unwrap_err();
     assert!(
         matches!(error, ResolveError::NoSuchEndpoint { .. }),
         "{error}"
@@ -362,23 +362,23 @@ fn another_node_is_asked_and_answers_what_its_registry_says() {
     let target = hosts.get(NodeId(2)).unwrap().directory();
     socket.send_to(&[0x17; QUERY_BYTES], target).unwrap();
     socket.send_to(&[], target).unwrap();
-    assert!(ask(7, PATIENCE).is_ok());
+    assert!(look_up(7, PATIENCE).is_ok());
     let nothing = socket.recv(&mut [0; 9]).unwrap_err();
     assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
     drop(directory);
 }
 
 #[test]
-fn a_directory_says_who_it_is_in_packets_as_long_as_the_question() {
+fn a_directory_identifies_itself_in_packets_as_long_as_the_query() {
     let folder = tempfile::tempdir().unwrap();
-    let there = Registry::open(folder.path(), NodeId(2)).unwrap();
+    let remote = Registry::open(folder.path(), NodeId(2)).unwrap();
     let at = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let prober = Prober::open(None, at, NodeId(2), None).unwrap();
     assert!(matches!(
         prober.probe(ProbeLength::SHORTEST, PATIENCE),
         ProbeResult::Refused
     ));
-    let directory = Directory::start(&there, vec![at]).unwrap();
+    let directory = Directory::start(&remote, vec![at]).unwrap();
     let started = Instant::now();
     for length in [0, 1472, usize::MAX].map(ProbeLength::nearest) {
         let presence = loop {
@@ -419,7 +419,7 @@ fn a_directory_says_who_it_is_in_packets_as_long_as_the_question() {
 }
 
 #[test]
-fn an_endpoint_is_waited_for_until_somebody_opens_it() {
+fn an_endpoint_is_waited_for_until_it_is_opened() {
     let folder = tempfile::tempdir().unwrap();
     let registry = registry(folder.path());
     let hosts = Hosts::local_only(NodeId(1));
@@ -437,7 +437,7 @@ fn an_endpoint_is_waited_for_until_somebody_opens_it() {
 }
 
 #[test]
-fn nobody_at_the_directory_port_is_an_error_that_names_it() {
+fn no_process_at_the_directory_port_is_an_error_that_names_it() {
     let folder = tempfile::tempdir().unwrap();
     let registry = registry(folder.path());
     let hosts = Hosts::parse(&format!("2 127.0.0.1 port={}", free_port())).unwrap();
@@ -457,14 +457,14 @@ fn when_the_process_that_answers_is_killed_another_takes_over() {
             .unwrap()
             .parse()
             .unwrap();
-        let there = Registry::open(&folder, NodeId(2)).unwrap();
-        let registration = there.register(ports(1)).unwrap();
+        let remote = Registry::open(&folder, NodeId(2)).unwrap();
+        let registration = remote.register(ports(1)).unwrap();
         // The second process finds endpoint 7 taken and opens its own.
         let _claim = registration
             .claim(EndpointId(7))
             .or_else(|_| registration.claim(EndpointId(8)))
             .unwrap();
-        let _directory = Directory::start(&there, vec![([127, 0, 0, 1], port).into()]).unwrap();
+        let _directory = Directory::start(&remote, vec![([127, 0, 0, 1], port).into()]).unwrap();
         say("ready");
         stay();
     }
@@ -481,18 +481,18 @@ fn when_the_process_that_answers_is_killed_another_takes_over() {
     assert!(resolve(&here, &hosts, Address::new(2, 8), PATIENCE).is_ok());
     first.kill();
     assert!(resolve(&here, &hosts, Address::new(2, 8), PATIENCE).is_ok());
-    let gone = resolve(&here, &hosts, Address::new(2, 7), Duration::from_millis(30));
-    assert!(matches!(gone, Err(ResolveError::NoSuchEndpoint { .. })));
+    let result = resolve(&here, &hosts, Address::new(2, 7), Duration::from_millis(30));
+    assert!(matches!(result, Err(ResolveError::NoSuchEndpoint { .. })));
 }
 
 #[test]
 fn a_directory_ends_with_its_last_user_and_can_be_started_again() {
     let folder = tempfile::tempdir().unwrap();
-    let there = Registry::open(folder.path(), NodeId(2)).unwrap();
+    let remote = Registry::open(folder.path(), NodeId(2)).unwrap();
     let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
     for _ in 0..5 {
-        let first = Directory::start(&there, vec![address]).unwrap();
-        let second = Directory::start(&there, vec![address]).unwrap();
+        let first = Directory::start(&remote, vec![address]).unwrap();
+        let second = Directory::start(&remote, vec![address]).unwrap();
         drop(first);
         drop(second);
     }
@@ -505,7 +505,7 @@ fn a_directory_ends_with_its_last_user_and_can_be_started_again() {
 }
 
 #[test]
-fn a_directory_with_a_key_tells_strangers_only_that_they_are() {
+fn a_directory_with_a_key_only_refuses_strangers() {
     let key = |byte| ClusterKey::new([byte; crate::key::KEY_BYTES]);
     let folder = tempfile::tempdir().unwrap();
     let bare = Registry::open(folder.path(), NodeId(2)).unwrap();
@@ -514,11 +514,11 @@ fn a_directory_with_a_key_tells_strangers_only_that_they_are() {
     let here = registry(folder.path());
     let keys = [None, Some(key(1)), Some(key(2))];
     for theirs in &keys {
-        let there = bare.clone().with_key(theirs.as_ref());
+        let remote = bare.clone().with_key(theirs.as_ref());
         let port = free_port();
         let at = SocketAddr::from(([127, 0, 0, 1], port));
         let hosts = Hosts::parse(&format!("2 127.0.0.1 port={port}\n")).unwrap();
-        let directory = Directory::start(&there, vec![at]).unwrap();
+        let directory = Directory::start(&remote, vec![at]).unwrap();
         for ours in &keys {
             let here = here.clone().with_key(ours.as_ref());
             let found = resolve(&here, &hosts, Address::new(2, 7), PATIENCE);

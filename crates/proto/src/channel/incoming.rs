@@ -526,7 +526,7 @@ mod tests {
         (EdgeIn::new(key, &config), config)
     }
 
-    fn want(edge: &mut EdgeIn, need: u64, message: u32) -> bool {
+    fn request(edge: &mut EdgeIn, need: u64, message: u32) -> bool {
         edge.on_credit_request(CreditRequest { need, message })
     }
 
@@ -588,13 +588,13 @@ mod tests {
     #[test]
     fn a_waiting_peer_gets_a_larger_window_up_to_the_limit() {
         let (mut edge, config) = edge();
-        assert!(want(&mut edge, 3000, 3000));
+        assert!(request(&mut edge, 3000, 3000));
         assert!(edge.regrant(u64::MAX, &config));
         assert_eq!(edge.granted(), 3000);
-        assert!(want(&mut edge, 1_000_000, 1_000_000));
+        assert!(request(&mut edge, 1_000_000, 1_000_000));
         assert!(
             !edge.regrant(u64::MAX, &config),
-            "too little to be worth telling"
+            "too small to be worth sending"
         );
         assert!(edge.needs_oversize());
         assert_eq!(edge.grant_oversize(), 1_000_000);
@@ -605,15 +605,15 @@ mod tests {
         let (mut edge, config) = edge();
         edge.window = config.edge_window_bytes;
         edge.granted = 4000;
-        assert!(want(&mut edge, 4100, 100));
+        assert!(request(&mut edge, 4100, 100));
         assert!(!edge.needs_oversize(), "4000 bytes are on their way");
-        assert!(want(&mut edge, 9000, 5000));
+        assert!(request(&mut edge, 9000, 5000));
         assert!(!edge.needs_oversize());
         whole(&mut edge, 0, 3936);
         edge.consumed(3936);
         assert!(edge.needs_oversize());
-        assert!(!want(&mut edge, 9100, 5000), "charged beyond the grant");
-        assert!(!want(&mut edge, 9, 10));
+        assert!(!request(&mut edge, 9100, 5000), "charged beyond the grant");
+        assert!(!request(&mut edge, 9, 10));
     }
 
     #[test]

@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(
             edge.take_credit_request(),
             None,
-            "no wish of the life that ended"
+            "no request for the life that has ended"
         );
         assert_eq!(edge.forgotten(4, 1000, 0), Some(true));
         assert_eq!((edge.key().life, edge.begin(900)), (4, Some(0)));

@@ -350,7 +350,7 @@ impl Channel {
         self.incoming.generation(edge.index) == edge.generation
     }
 
-    /// What to deliver after [`Placed::Deliver`]. The edge may end with it.
+    /// The edge and key of a message after [`Placed::Deliver`]. The edge may end with it.
     #[inline]
     pub(crate) fn delivered(&mut self, index: u32, shared: &mut Shared) -> (EdgeId, EdgeKey) {
         let id = self.incoming_id(index);

@@ -120,8 +120,8 @@ impl World {
             _ => return None,
         }
         next.grants.stepped(now);
-        while let Some(told) = next.grants.next_changed() {
-            let index = next.peers.iter().position(|it| *it == told)?;
+        while let Some(changed) = next.grants.next_changed() {
+            let index = next.peers.iter().position(|it| *it == changed)?;
             next.acknowledge(index);
         }
         Some(next)

@@ -82,7 +82,7 @@ impl Machine {
     /// or pushes it into the pipe.
     ///
     /// # Errors
-    /// [`BeginError`]. After `NoCredit` the peer is asked for credit until
+    /// [`BeginError`]. After `NoCredit` credit is requested from the peer until
     /// [`Event::Credit`](crate::Event::Credit) or [`cancel`](Self::cancel).
     #[inline]
     pub fn begin(

@@ -121,7 +121,7 @@ fn a_cut_unit_has_arrived_with_its_last_part() {
         Some((parts[0], Piece::whole(1)))
     );
     assert_eq!(window.arrived(parts[2]), None);
-    assert_eq!(window.arrived(parts[2]), None, "told again");
+    assert_eq!(window.arrived(parts[2]), None, "a duplicate");
     assert_eq!(window.arrived(parts[0]), None);
     window.repeat(parts[1]);
     assert_eq!(send_all(&mut window), [parts[1]]);

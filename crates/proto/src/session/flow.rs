@@ -29,7 +29,7 @@ impl FlowReports {
         }
     }
 
-    /// The window that the peer was last told.
+    /// The window that was last sent to the peer.
     #[inline]
     pub(crate) fn window(&self) -> u32 {
         self.window

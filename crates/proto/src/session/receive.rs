@@ -49,7 +49,7 @@ impl Session {
         }
         let (cost, content) = self.check(packet, shared)?;
         if header.flags.has(Flags::ACK) {
-            self.note_reply_path(from);
+            self.remember_reply_lane(from);
             self.on_ack(&header, now, shared);
         }
         let verdict = self.admit(&header, cost, shared);
@@ -127,7 +127,7 @@ impl Session {
             return Ok(());
         }
         if header.flags.has(Flags::ACK) {
-            self.note_reply_path(from);
+            self.remember_reply_lane(from);
             self.on_ack(&header, now, shared);
         }
         let verdict = self.admit_part(&header, unit, arrival, body, shared);
@@ -189,7 +189,7 @@ impl Session {
     /// Remembers which lane leads back to the sender, if there are several interfaces. Probes and
     /// echoes do not count, because their path may work in one direction only.
     #[inline]
-    fn note_reply_path(&mut self, from: Address) {
+    fn remember_reply_lane(&mut self, from: Address) {
         let known = self.lanes.get(self.paths.reply_lane());
         if self.lanes.len() <= 2 || known.is_some_and(|lane| lane.to.ip == from.ip) {
             return;

@@ -354,7 +354,7 @@ impl Session {
         end += self.put_backlog(&mut bytes[end..limit]);
         end = self.put_lane_acks(bytes, end, limit, shared);
         end = self.put_credits(bytes, end, limit);
-        // The packet number tells requests of an ended edge from those of its next life.
+        // The packet number distinguishes requests of an ended edge from those of its next life.
         if header.lane == CONTROL_LANE {
             end = self.put_credit_requests(bytes, end, limit);
         }
@@ -588,7 +588,7 @@ impl Session {
         }
     }
 
-    /// The header of a packet without a unit. Its number tells the peer that nothing below it will
+    /// The header of a packet without a unit. Its number means that nothing below it will
     /// arrive any more.
     fn floor_header(&mut self, index: usize) -> Header {
         let lane = &mut self.lanes[index];

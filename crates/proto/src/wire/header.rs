@@ -34,7 +34,7 @@ pub enum Kind {
     AckRequest,
     /// The connection named in the body is not known.
     Reset,
-    /// A node asks another one for the address of an endpoint.
+    /// Queries another node for the address of an endpoint.
     Lookup,
     /// The answer to a `Lookup`.
     Found,
@@ -186,7 +186,7 @@ pub struct Header {
     pub unit_next: u32,
     /// Lowest number of `ack_lane` not received: the acknowledgement field of the thesis.
     pub lane_next: u32,
-    /// First number received after the first hole, or `lane_next` if there is none: the end-of-hole
+    /// First number received after the first hole, or `lane_next` without a hole: the end-of-hole
     /// field of the thesis.
     pub lane_end: u32,
     /// Lane of this packet.

@@ -256,7 +256,7 @@ impl Host {
         }
     }
 
-    /// The application takes the oldest message. Returns false if there is none.
+    /// The application takes the oldest message. Returns false if its inbox is empty.
     pub fn read(&mut self, now: Instant) -> bool {
         let Some((edge, message)) = self.unread.pop_front() else {
             return false;

@@ -119,7 +119,7 @@ impl Conversation {
         next
     }
 
-    /// Delivers the oldest packet in flight after `change`. Returns false if there is none.
+    /// Delivers the oldest packet in flight after `change`. Returns false without packets in flight.
     pub fn pass(&mut self, change: impl FnOnce(&mut Packet)) -> bool {
         let Some(mut packet) = self.flights.pop_front() else {
             return false;

@@ -34,7 +34,7 @@ pub trait System: Clone {
     /// Describes a step.
     fn describe(&self, action: Action) -> String;
     /// Describes the state, for the end of a trace.
-    fn tell_state(&self) -> String;
+    fn describe_state(&self) -> String;
 }
 
 /// A step between two states.
@@ -115,7 +115,7 @@ impl<S: System> Graph<S> {
     }
 
     /// Describes a run step by step.
-    pub fn tell(&self, actions: &[Action]) -> String {
+    pub fn describe(&self, actions: &[Action]) -> String {
         let mut world = self.initial.clone();
         let mut lines = String::new();
         for (index, action) in actions.iter().enumerate() {
@@ -127,7 +127,7 @@ impl<S: System> Graph<S> {
             world.normalize();
             lines += &format!("  {:3}. {what}{outcome}\n", index + 1);
         }
-        lines + &world.tell_state()
+        lines + &world.describe_state()
     }
 }
 

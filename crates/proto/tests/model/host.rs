@@ -191,7 +191,7 @@ impl Host {
     }
 
     /// True if the link has a buffer for an arrival.
-    pub fn hears(&self) -> bool {
+    pub fn can_receive(&self) -> bool {
         self.buffers
             .as_ref()
             .is_none_or(|buffers| buffers.ready > 0)
@@ -346,7 +346,7 @@ impl Host {
     fn arrived(&mut self, edge: EdgeId, ends: (u32, u32), payload: &[u8]) -> Result<(), String> {
         let expected = self.expected.entry(ends).or_default();
         if payload != [1 - self.index, *expected] {
-            return Err(format!("message {expected} expected, {payload:?} came"));
+            return Err(format!("message {expected} expected, {payload:?} arrived"));
         }
         *expected += 1;
         let inbox = self.inbox.entry(ends.1).or_default();

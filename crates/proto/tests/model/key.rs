@@ -186,13 +186,13 @@ impl Ranks {
             }
             let header = &parsed.header;
             if header.flags.has(Flags::ACK) {
-                let told = [header.lane_next, header.lane_end];
-                numbers.extend(told.map(|number| u64::from(number).max(floor)));
+                let reported = [header.lane_next, header.lane_end];
+                numbers.extend(reported.map(|number| u64::from(number).max(floor)));
             }
             for record in parsed.packet.records().flatten() {
                 if let Record::LaneAck(ack) = record {
-                    let told = [ack.next, ack.top];
-                    numbers.extend(told.map(|number| u64::from(number).max(floor)));
+                    let reported = [ack.next, ack.top];
+                    numbers.extend(reported.map(|number| u64::from(number).max(floor)));
                     for range in ack.ranges() {
                         let start = u64::from(range.start);
                         let end = start + u64::from(range.count);
@@ -283,7 +283,7 @@ fn hash_host(
             (own.of(hole.start), own.of(hole.end)).hash(hasher);
         }
         // What the peer has received and not acknowledged: which units that acknowledges.
-        let mut told: Vec<(u64, (u64, u8))> = (lane.floor..end.min(other.top))
+        let mut reported: Vec<(u64, (u64, u8))> = (lane.floor..end.min(other.top))
             .filter(|number| {
                 !other
                     .missing
@@ -293,8 +293,8 @@ fn hash_host(
             .map(|number| (own.of(number), lane.units[(number - lane.floor) as usize]))
             .filter(|(_, (unit, _))| *unit >= view.base)
             .collect();
-        told.sort_unstable();
-        told.dedup();
-        told.hash(hasher);
+        reported.sort_unstable();
+        reported.dedup();
+        reported.hash(hasher);
     }
 }

@@ -70,13 +70,13 @@ fn run_system<S: System>(name: &str, initial: S, max_states: usize) -> Run<S> {
     if let Some(violation) = &graph.violation {
         let mut path = graph.path(violation.state);
         path.push(violation.action);
-        println!("{}\n{}", violation.what, graph.tell(&path));
+        println!("{}\n{}", violation.what, graph.describe(&path));
     }
     for kind in [Stall::Deadlock, Stall::Livelock] {
         if let Some(stuck) = verdict.stuck.iter().find(|stuck| stuck.kind == kind) {
             let state = *stuck.states.iter().min().expect("not empty");
             println!("  {kind:?} of {} states, reached by", stuck.states.len());
-            print!("{}", graph.tell(&graph.path(state)));
+            print!("{}", graph.describe(&graph.path(state)));
         }
     }
     Run { graph, verdict }

@@ -141,7 +141,7 @@ impl Pipes {
                 inbox: BTreeMap::new(),
                 expected: BTreeMap::new(),
                 lossy: BTreeSet::new(),
-                told: false,
+                was_refused: false,
                 owner: Owner::default(),
                 asking: Asking::default(),
             };
@@ -186,10 +186,10 @@ impl Pipes {
             let other = &self.processes[1 - index];
             for (target, sent) in &process.sent {
                 let arrived = other.expected.get(target).copied().unwrap_or(0);
-                if arrived < *sent && !process.told {
+                if arrived < *sent && !process.was_refused {
                     return Err(format!(
                         "{arrived} of {sent} messages arrived at endpoint {target}, and their \
-                         sender was never told"
+                         sender was never notified"
                     ));
                 }
             }
@@ -479,7 +479,7 @@ impl System for Pipes {
             process.progress.hash(&mut hasher);
             (&process.edges, &process.sent, &process.kept).hash(&mut hasher);
             (&process.fetches, &process.held, &process.inbox).hash(&mut hasher);
-            (&process.expected, &process.lossy, process.told).hash(&mut hasher);
+            (&process.expected, &process.lossy, process.was_refused).hash(&mut hasher);
             (&process.owner, &process.asking).hash(&mut hasher);
             for (record, _) in ring {
                 record.hash(&mut hasher);
@@ -547,7 +547,7 @@ impl System for Pipes {
         }
     }
 
-    fn tell_state(&self) -> String {
+    fn describe_state(&self) -> String {
         let mut lines = String::new();
         for (index, process) in self.processes.iter().enumerate() {
             lines += &format!(

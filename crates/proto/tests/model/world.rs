@@ -78,7 +78,7 @@ impl World {
     fn is_still(&self) -> bool {
         self.network
             .iter()
-            .all(|flight| !self.hosts[flight.to()].hears())
+            .all(|flight| !self.hosts[flight.to()].can_receive())
     }
     fn deliver(&mut self, flight: &Flight) -> Result<(), String> {
         let to = flight.to();
@@ -133,7 +133,7 @@ impl System for World {
         actions.clear();
         for (index, flight) in self.network.iter().enumerate() {
             let index = index as u8;
-            if self.hosts[flight.to()].hears() {
+            if self.hosts[flight.to()].can_receive() {
                 actions.push(Action::Deliver(index));
                 if self.duplicates > 0 {
                     actions.push(Action::Duplicate(index));
@@ -252,7 +252,7 @@ impl System for World {
     fn deliverable(&self) -> u8 {
         let mut mask = 0;
         for (index, flight) in self.network.iter().enumerate() {
-            mask |= u8::from(self.hosts[flight.to()].hears()) << index;
+            mask |= u8::from(self.hosts[flight.to()].can_receive()) << index;
         }
         mask
     }
@@ -307,7 +307,7 @@ impl System for World {
     }
 
     /// Describes the state, for the end of a trace.
-    fn tell_state(&self) -> String {
+    fn describe_state(&self) -> String {
         let mut lines = String::new();
         for host in &self.hosts {
             let used = host.frames.used.iter().filter(|used| **used).count();

@@ -65,8 +65,8 @@ impl Sample {
                 wire::emit_lane_ack(&mut bytes, *lane, *numbers, &ranges)
             }
             Sample::Credit(edge, limit) => wire::emit_credit(&mut bytes, *edge, *limit),
-            Sample::CreditRequest(edge, wish) => {
-                wire::emit_credit_request(&mut bytes, *edge, *wish)
+            Sample::CreditRequest(edge, request) => {
+                wire::emit_credit_request(&mut bytes, *edge, *request)
             }
             Sample::Window(packets) => wire::emit_window(&mut bytes, *packets),
             Sample::Probe(lane, token, length) => {

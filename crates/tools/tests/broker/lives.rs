@@ -65,7 +65,7 @@ fn spin(scene: &Scene, uid: u32, link: &mut dipole_bpf::Bpf) {
     scene.being(uid, || {
         for _ in 0..1 << 18 {
             let found = link.poll(now_ns(), Class::Small).expect("a link");
-            assert_eq!(found, 0, "nobody sends");
+            assert_eq!(found, 0, "no process sends");
         }
     });
 }

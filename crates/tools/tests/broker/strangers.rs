@@ -24,7 +24,8 @@ const QUESTION: Request = Request {
 };
 
 impl Scene {
-    /// The refusal of a request with these bytes and files; none if the broker closes the connection.
+    /// The refusal of a request with these bytes and files; none if the broker closes the
+    /// connection.
     fn told(&self, uid: u32, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Option<Reply> {
         self.being(uid, || {
             let connection = connect(&self.broker()).expect("it listens");
@@ -238,7 +239,7 @@ fn invalid_silent_or_lingering_clients_do_not_delay_others() {
     assert_eq!(turned_away, Some(Reason::Busy));
     drop(silent);
     drop(unread);
-    wait_for("Mallory to be heard again", || {
+    wait_for("Mallory to get a reply again", || {
         (scene.refused_or_not(MALLORY, &socket) == Some(Reason::User)).then_some(())
     });
 }
@@ -340,7 +341,7 @@ fn a_grant_ends_when_its_owner_shares_the_port() {
         let socket = UdpSocket::bind((scene.address(1), 0)).expect("bound");
         pin_port(socket.as_fd()).expect("a port");
         // The pinned port stays bound.
-        rustix::net::connect_unspec(&socket).expect("nobody");
+        rustix::net::connect_unspec(&socket).expect("disconnect");
         socket.local_addr().expect("bound").port()
     });
     assert_ne!(loose, 0);

@@ -22,7 +22,7 @@ pub(crate) fn reason(error: &GrantError) -> Reason {
 }
 
 #[test]
-fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_broker_says_why() {
+fn with_permission_packets_arrive_by_a_granted_ring_and_without_the_broker_states_why() {
     let Some(scene) = Scene::with_broker() else {
         return;
     };

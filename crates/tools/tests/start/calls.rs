@@ -80,7 +80,7 @@ fn callers_that_send_garbage_or_nothing_are_rejected_and_do_not_delay_others() {
     }
     agent.says("it sent no proof in time");
     agent.says("it was displaced by a later caller");
-    agent.says("it hung up without a proof");
+    agent.says("it disconnected without a proof");
     // A session for each caller that proved something, and for no other.
     assert_eq!(agent.said().matches("work started").count(), 2);
     wait_for("its children are reaped", || {
@@ -230,7 +230,7 @@ fn a_replayed_proof_is_useless() {
     assert!(!agent.said().contains("work started"), "{}", agent.said());
     let said = said(&caller.join().expect("no panic"));
     assert!(
-        said.contains("hung up on the proof of cluster key"),
+        said.contains("closed the connection after the proof of cluster key"),
         "{said}"
     );
 }

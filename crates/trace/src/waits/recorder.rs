@@ -46,7 +46,7 @@ struct Inner {
 /// Result of a wait.
 #[derive(Clone, Copy, Debug)]
 pub struct WaitEnd {
-    /// What the process waited for.
+    /// Event that the process waited for.
     pub cause: Cause,
     /// The process's endpoint.
     pub own: Option<EndpointAddress>,
@@ -57,7 +57,8 @@ pub struct WaitEnd {
 }
 
 impl WaitRecorder {
-    /// Creates the trace file of this process in a directory. `rank` is the rank and size of its job.
+    /// Creates the trace file of this process in a directory. `rank` is the rank and size of its
+    /// job.
     ///
     /// # Errors
     /// The file cannot be created.
@@ -89,8 +90,8 @@ impl WaitRecorder {
         })
     }
 
-    /// Adds an endpoint of the process, so that waits of its peers can be attributed to it. There is
-    /// room for 8191.
+    /// Adds an endpoint of the process, so that waits of its peers can be attributed to it. There
+    /// is room for 8191.
     pub fn add_endpoint(&self, endpoint: EndpointAddress) {
         if self.fork.is_child() {
             return;
@@ -107,7 +108,8 @@ impl WaitRecorder {
         monotonic_ns()
     }
 
-    /// Records a wait that began at `began_ns` and ends now, unless it was shorter than [`MIN_WAIT`].
+    /// Records a wait that began at `began_ns` and ends now, unless it was shorter than
+    /// [`MIN_WAIT`].
     pub fn record(&self, began_ns: u64, over: WaitEnd) {
         let ended_ns = monotonic_ns();
         if Duration::from_nanos(ended_ns.saturating_sub(began_ns)) < MIN_WAIT
@@ -311,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_in_vain_are_one_wait_unless_the_program_worked_between_them() {
+    fn empty_polls_are_one_wait_unless_the_program_worked_between_them() {
         let mut series = PollSeries::default();
         // Clock and CPU time in microseconds, and the expected start of the wait.
         for (clock, used, began) in [
@@ -330,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn few_looks_in_vain_are_no_wait() {
+    fn few_empty_polls_are_no_wait() {
         let polls = PollTracker::default();
         assert_eq!(polls.successful_poll(), None);
         polls.timed.store(0, Ordering::Relaxed);

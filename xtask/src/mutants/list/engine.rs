@@ -34,7 +34,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         return None;",
     },
     Mutant {
-        name: "announced-beside-offer",
+        name: "announced-next-to-offer",
         effect: "a long message is sent in parts while those of an earlier one may be requested",
         file: "crates/engine/src/shared_memory/long.rs",
         suite: Suite::Simulator,

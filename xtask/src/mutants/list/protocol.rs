@@ -42,7 +42,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replacement: "if need == u64::MAX || self.is_ending() {",
     },
     Mutant {
-        name: "credit-wish-once",
+        name: "credit-request-once",
         effect: "a lost credit request is not repeated",
         file: "crates/proto/src/session/recover.rs",
         suite: Suite::Simulator,
@@ -164,7 +164,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replacement: "let refusal = if keyed != packet.header().flags.has(Flags::PROVEN) {",
     },
     Mutant {
-        name: "wishes-overtake",
+        name: "requests-overtake",
         effect: "a credit request that overtakes messages counts for all of them together",
         file: "crates/proto/src/channel/incoming.rs",
         suite: Suite::Simulator,
@@ -173,7 +173,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replacement: "",
     },
     Mutant {
-        name: "wishes-of-earlier-lives",
+        name: "requests-of-earlier-incarnations",
         effect: "a late credit request of an ended edge counts for its next incarnation",
         file: "crates/proto/src/channel/granting.rs",
         suite: Suite::Protocol("pipes"),
@@ -517,7 +517,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replacement: "let _unasked = Some(Renewal {",
     },
     Mutant {
-        name: "renewal-by-anybody",
+        name: "renewal-by-any-peer",
         effect: "a man in the middle passes for a member",
         file: "crates/proto/src/machine/packets.rs",
         suite: Suite::Protocol("membership"),

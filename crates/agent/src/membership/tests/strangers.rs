@@ -19,8 +19,8 @@ fn strange(node: u32) -> PacketAuth {
 }
 
 /// A node that an attacker makes up.
-fn forged(node: u32, life: u64, at: SocketAddr) -> Member {
-    let mut forged = member(0, life);
+fn forged(node: u32, incarnation: u64, at: SocketAddr) -> Member {
+    let mut forged = member(0, incarnation);
     forged.node = node;
     (forged.facts.addresses, forged.facts.port) = (vec![at.ip()], at.port());
     forged
@@ -47,8 +47,15 @@ fn swim(
 }
 
 impl Cluster {
-    /// Lets an attacker who receives at `at` respond to challenges there as a node, with its digest.
-    fn answer_as(&mut self, at: SocketAddr, said: &Member, auth: &mut PacketAuth, time: Duration) {
+    /// Lets an attacker who receives at `at` respond to challenges there as a node, with its
+    /// digest.
+    fn answer_as(
+        &mut self,
+        at: SocketAddr,
+        member: &Member,
+        auth: &mut PacketAuth,
+        time: Duration,
+    ) {
         let end = self.now + time;
         while self.now < end {
             self.run(Duration::from_millis(100));
@@ -60,8 +67,8 @@ impl Cluster {
                 {
                     let answer = Body::Response {
                         token,
-                        digest: digest(said),
-                        least_life: said.life.to_le_bytes(),
+                        digest: digest(member),
+                        min_incarnation: member.incarnation.to_le_bytes(),
                     };
                     let packet = auth.seal(received.from, answer);
                     self.put(DELAY, at, address(received.from as usize - 1), packet);
@@ -71,13 +78,13 @@ impl Cluster {
     }
 
     fn bytes_at(&self, at: SocketAddr) -> usize {
-        let there = self.elsewhere.iter().filter(|(to, _)| *to == at);
-        there.map(|(_, packet)| packet.len()).sum()
+        let received = self.elsewhere.iter().filter(|(to, _)| *to == at);
+        received.map(|(_, packet)| packet.len()).sum()
     }
 }
 
 #[test]
-fn a_bystander_gets_no_more_than_a_stranger_sends() {
+fn a_bystander_receives_no_more_than_a_stranger_sends() {
     for with_hosts_file in [true, false] {
         let mut cluster = match with_hosts_file {
             true => Cluster::new(4),
@@ -102,9 +109,9 @@ fn a_bystander_gets_no_more_than_a_stranger_sends() {
             cluster.put(DELAY, bystander, address(0), packet);
         }
         // From an address that has responded, about other nodes and more addresses of its own.
-        let mut speaker = forged(100, 9, own);
-        speaker.facts.addresses.push(bystander.ip());
-        let told: Vec<_> = (200..230)
+        let mut sender = forged(100, 9, own);
+        sender.facts.addresses.push(bystander.ip());
+        let named: Vec<_> = (200..230)
             .map(|node| {
                 foca::Member::alive(Member {
                     node,
@@ -114,12 +121,12 @@ fn a_bystander_gets_no_more_than_a_stranger_sends() {
             .collect();
         for round in 0..3 {
             let packets = [
-                stranger.seal(1, swim(&speaker, &dst, Message::Gossip, &told[..20])),
-                stranger.seal(1, Body::SyncResponse(told.clone())),
+                stranger.seal(1, swim(&sender, &dst, Message::Gossip, &named[..20])),
+                stranger.seal(1, Body::SyncResponse(named.clone())),
                 stranger.seal(
                     1,
                     swim(
-                        &speaker,
+                        &sender,
                         &dst,
                         Message::PingReq {
                             target: Member {
@@ -137,23 +144,23 @@ fn a_bystander_gets_no_more_than_a_stranger_sends() {
                 cluster.put(DELAY, own, address(0), packet);
             }
             let time = Duration::from_secs(if round == 2 { 30 } else { 2 });
-            cluster.answer_as(own, &speaker, &mut stranger, time);
+            cluster.answer_as(own, &sender, &mut stranger, time);
         }
         // And in a broadcast announcement.
         if !with_hosts_file {
-            let said = Member {
+            let announcement = Member {
                 node: 300,
                 ..victim.clone()
             }
             .announcement("test", 5);
             sent += ANNOUNCEMENT_BYTES;
             let now = cluster.now;
-            cluster.said.insert((now, 0), (said, None));
+            cluster.announcements.insert((now, 0), (announcement, None));
             cluster.run(Duration::from_secs(30));
         }
-        let there = cluster.bytes_at(bystander);
-        assert!(there <= sent, "{there} bytes there for {sent}");
-        assert!(there > 0, "nothing was tried");
+        let received = cluster.bytes_at(bystander);
+        assert!(received <= sent, "{received} bytes received for {sent}");
+        assert!(received > 0, "nothing was tried");
         cluster.until_agreed(4, Duration::from_secs(30));
     }
 }
@@ -191,7 +198,7 @@ fn recorded_packets_do_not_bring_a_dead_node_back_to_an_agent_that_was_restarted
 }
 
 #[test]
-fn nobody_is_missed_while_the_ports_that_strangers_know_are_full() {
+fn no_member_is_missed_while_the_ports_that_strangers_know_are_full() {
     let key = ClusterKey::new([1; dipole_node::KEY_BYTES]);
     for key in [None, Some(key)] {
         let mut cluster = Cluster::with_key(5, key);
@@ -211,26 +218,26 @@ fn nobody_is_missed_while_the_ports_that_strangers_know_are_full() {
 }
 
 #[test]
-fn clocks_set_back_by_an_hour_or_a_year_hurt_nobody_and_that_is_said() {
+fn clocks_set_back_by_an_hour_or_a_year_do_no_harm_and_are_reported() {
     const HOUR: u64 = 3_600_000_000;
     let key = ClusterKey::new([1; dipole_node::KEY_BYTES]);
     for key in [None, Some(key)] {
         for back in [HOUR, 24 * 365 * HOUR] {
-            let begun = 400 * 24 * 365 * HOUR;
+            let start = 400 * 24 * 365 * HOUR;
             let mut cluster = Cluster::empty(4, key.clone());
             for node in 0..4 {
-                cluster.start(node, begun);
+                cluster.start(node, start);
             }
             cluster.until_agreed(4, Duration::from_secs(10));
             // One node restarts with an earlier clock, then the whole cluster one by one.
             for node in [1, 0, 1, 2, 3] {
                 cluster.nodes[node] = None;
                 let sent: u64 = cluster.sent.iter().sum();
-                cluster.start(node, begun - back + node as u64);
+                cluster.start(node, start - back + node as u64);
                 cluster.until_agreed(4, Duration::from_secs(10));
                 let news = cluster.nodes[node].as_mut().expect("alive").take_events();
-                let said = |news: &&MembershipEvent| matches!(news, MembershipEvent::ClockSetBack(by) if by.as_micros() + 10 > u128::from(back));
-                assert_eq!(news.iter().filter(said).count(), 1, "{news:?}");
+                let reported = |news: &&MembershipEvent| matches!(news, MembershipEvent::ClockSetBack(by) if by.as_micros() + 10 > u128::from(back));
+                assert_eq!(news.iter().filter(reported).count(), 1, "{news:?}");
                 // The traffic stays low.
                 cluster.run(Duration::from_secs(5));
                 let sent = cluster.sent.iter().sum::<u64>() - sent;
@@ -241,15 +248,15 @@ fn clocks_set_back_by_an_hour_or_a_year_hurt_nobody_and_that_is_said() {
 }
 
 #[test]
-fn a_life_that_a_stranger_names_holds_no_node_for_ever() {
-    for life in [u64::MAX, 1 << 63, (1 << 63) + 1, 1] {
+fn an_incarnation_forged_by_a_stranger_does_not_block_a_node_for_ever() {
+    for incarnation in [u64::MAX, 1 << 63, (1 << 63) + 1, 1] {
         let mut cluster = Cluster::new(3);
         cluster.until_agreed(3, Duration::from_secs(10));
         // It claims to be node 3, which is down, and responds as that.
         cluster.nodes[2] = None;
         cluster.until_agreed(2, Duration::from_secs(30));
         let own = outside(2);
-        let claim = forged(3, life, own);
+        let claim = forged(3, incarnation, own);
         let mut stranger = strange(3);
         for _ in 0..3 {
             for to in 0..2 {
@@ -271,14 +278,14 @@ fn a_life_that_a_stranger_names_holds_no_node_for_ever() {
 }
 
 #[test]
-fn an_answer_counts_once_asked_from_where_it_was_asked_and_in_time() {
+fn a_response_counts_once_from_the_queried_address_and_in_time() {
     let mut one = Membership::new(member(0, 1), Vec::new(), secrets(1), None);
     // An address that was not challenged cannot respond: tokens cannot be guessed or reused.
     let now = Duration::from_secs(1);
     let mut stranger = PacketAuth::new(None, 2, 7, address(1).port());
     let claim = member(1, 9);
-    let ask = stranger.seal(1, swim(&claim, &member(0, 1), Message::Announce, &[]));
-    one.on_packet(now, address(1), &ask);
+    let announce = stranger.seal(1, swim(&claim, &member(0, 1), Message::Announce, &[]));
+    one.on_packet(now, address(1), &announce);
     let sent = one.take_outgoing(now, |to, _| to.facts.directories());
     let token = match sent.as_slice() {
         [(to, packet)] if *to == address(1) => match stranger.open(packet).expect("ours").body {
@@ -291,11 +298,11 @@ fn an_answer_counts_once_asked_from_where_it_was_asked_and_in_time() {
         let body = Body::Response {
             token,
             digest: digest(&claim),
-            least_life: [0; 8],
+            min_incarnation: [0; 8],
         };
         let packet = stranger.seal(1, body);
         one.on_packet(now, from, &packet);
-        one.on_packet(now, from, &ask);
+        one.on_packet(now, from, &announce);
         one.members().count()
     };
     assert_eq!(answer(&mut one, now, [0; 8], address(1)), 0);
@@ -313,7 +320,7 @@ fn strangers_fill_no_memory() {
     let claim = member(1, 9);
     let mut bytes = 0;
     for round in 0..400_u32 {
-        let told = (0..30).map(|index| {
+        let named = (0..30).map(|index| {
             let number = 100 + round * 30 + index;
             let [_, a, b, c] = number.to_be_bytes();
             forged(
@@ -322,15 +329,15 @@ fn strangers_fill_no_memory() {
                 SocketAddr::new([10, a, b, c].into(), STRANGE_PORT),
             )
         });
-        let told: Vec<_> = told.map(foca::Member::alive).collect();
+        let named: Vec<_> = named.map(foca::Member::alive).collect();
         let [.., high, low] = round.to_be_bytes();
         let from = SocketAddr::new([10, 8, high, low].into(), STRANGE_PORT);
-        let speaker = forged(2, 9, from);
-        let mut said = || {
-            let body = swim(&speaker, &member(0, 1), Message::Gossip, &told);
+        let sender = forged(2, 9, from);
+        let mut forge = || {
+            let body = swim(&sender, &member(0, 1), Message::Gossip, &named);
             stranger.seal(1, body)
         };
-        let (packet, again) = (said(), said());
+        let (packet, again) = (forge(), forge());
         bytes += packet.len() + again.len();
         one.on_packet(now, from, &packet);
         for (to, packet) in one.take_outgoing(now, |to, _| to.facts.directories()) {
@@ -341,7 +348,7 @@ fn strangers_fill_no_memory() {
                 let body = Body::Response {
                     token,
                     digest: digest(&claim),
-                    least_life: [0; 8],
+                    min_incarnation: [0; 8],
                 };
                 one.on_packet(now, to, &stranger.seal(1, body));
             }
@@ -366,7 +373,7 @@ fn strangers_fill_no_memory() {
 }
 
 #[test]
-fn members_of_strangers_are_bounded_and_take_no_place_of_one_who_was_there() {
+fn members_named_by_strangers_are_bounded_and_displace_no_known_member() {
     let mut one = Membership::new(member(0, 1), vec![member(1, 0)], secrets(1), None);
     let now = Duration::from_secs(1);
     let targets = |to: &Member, _| to.facts.directories();
@@ -383,7 +390,7 @@ fn members_of_strangers_are_bounded_and_take_no_place_of_one_who_was_there() {
                 let body = Body::Response {
                     token,
                     digest: digest(&claim),
-                    least_life: [0; 8],
+                    min_incarnation: [0; 8],
                 };
                 one.on_packet(now, at, &stranger.seal(1, body));
             }
@@ -393,13 +400,13 @@ fn members_of_strangers_are_bounded_and_take_no_place_of_one_who_was_there() {
         (one.members().count(), one.member(number).is_some())
     };
     assert_eq!(join(2, address(1)), (1, true));
-    let most = u32::try_from(MAX_MEMBERS).expect("few");
-    for number in 3..most + 500 {
+    let max = u32::try_from(MAX_MEMBERS).expect("few");
+    for number in 3..max + 500 {
         let [_, high, middle, low] = number.to_be_bytes();
         let at = SocketAddr::new([10, high, middle, low].into(), STRANGE_PORT);
         let (count, is_there) = join(number, at);
         assert!(count <= MAX_MEMBERS, "{count}");
-        assert_eq!(is_there, number <= most + 1, "{number}");
+        assert_eq!(is_there, number <= max + 1, "{number}");
     }
     // From another run, as after a restart.
     assert_eq!(join(2, address(1)), (MAX_MEMBERS, true));
@@ -427,12 +434,12 @@ fn newcomers_get_in_while_strangers_fill_the_known_ports() {
         }
         cluster
     };
-    let ways: [(&str, &dyn Fn() -> Cluster); 3] = [
+    let variants: [(&str, &dyn Fn() -> Cluster); 3] = [
         ("with a hosts file", &|| with_hosts_file(None)),
         ("with one and a key", &|| with_hosts_file(Some(key.clone()))),
         ("on a segment", &on_a_segment),
     ];
-    for (way, make) in ways {
+    for (variant, make) in variants {
         // What is lost there is also lost on the way to the new node.
         for junk in [60, 90] {
             let mut times: Vec<Duration> = (0..SEEDS)
@@ -451,7 +458,7 @@ fn newcomers_get_in_while_strangers_fill_the_known_ports() {
             times.sort();
             let [median, worst] = [times.len() / 2, times.len() - 1].map(|at| times[at]);
             println!(
-                "{way}, {junk} % lost: a newcomer was known to all after {median:?}, {worst:?} at \
+                "{variant}, {junk} % lost: a newcomer was known to all after {median:?}, {worst:?} at \
                  worst of {SEEDS}"
             );
         }
@@ -459,7 +466,7 @@ fn newcomers_get_in_while_strangers_fill_the_known_ports() {
 }
 
 #[test]
-fn a_forged_word_that_a_number_is_taken_ends_nobody_and_starts_no_storm() {
+fn a_forged_duplicate_nid_report_ends_no_agent_and_starts_no_storm() {
     let mut cluster = Cluster::that_find_each_other(4);
     cluster.until_agreed(4, Duration::from_secs(20));
     cluster.run(Duration::from_secs(15));
@@ -472,17 +479,17 @@ fn a_forged_word_that_a_number_is_taken_ends_nobody_and_starts_no_storm() {
             ..member(named, 7)
         };
         for taken in [1, 2, u64::MAX] {
-            let said = Announcement {
+            let announcement = Announcement {
                 taken,
                 ..claim.announcement("test", u64::MAX)
             };
             cluster.count += 1;
             forged += 1;
             let at = (cluster.now + DELAY, cluster.count);
-            cluster.said.insert(at, (said, Some(to)));
+            cluster.announcements.insert(at, (announcement, Some(to)));
         }
     }
-    // No node stops (`hear` would fail), and each forged packet causes at most one response.
+    // No node stops (`receive` would fail), and each forged packet causes at most one response.
     cluster.run(Duration::from_secs(15));
     let spoken = cluster.count - sent - forged;
     let swims = 4 * 15 * 40;

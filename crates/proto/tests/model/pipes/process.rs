@@ -66,7 +66,7 @@ pub(super) struct Process {
     /// Endpoints that are not always open: messages to them may be missing.
     pub(super) lossy: BTreeSet<u32>,
     /// It was notified of a refusal.
-    pub(super) told: bool,
+    pub(super) was_refused: bool,
     pub(super) owner: Owner,
     pub(super) asking: Asking,
 }
@@ -113,7 +113,7 @@ impl Process {
             Err(why) => {
                 if matches!(why, BeginError::Refused(_)) {
                     self.machine.clear_refusal(edge);
-                    self.told = true;
+                    self.was_refused = true;
                 }
                 return false;
             }
@@ -211,7 +211,7 @@ impl Process {
             Err(BeginError::Refused(_)) => {
                 // After a refusal it continues and counts the message as done.
                 self.machine.clear_refusal(edge);
-                self.told = true;
+                self.was_refused = true;
                 *self.sent.entry(target).or_default() += 1;
                 return true;
             }
@@ -308,7 +308,7 @@ impl Process {
         let may_skip = self.lossy.contains(&target);
         if source != 1 || number < *expected || number > *expected && !may_skip {
             return Err(format!(
-                "message {expected} expected at endpoint {target}, {number} came"
+                "message {expected} expected at endpoint {target}, {number} arrived"
             ));
         }
         *expected = number + 1;
@@ -358,7 +358,7 @@ impl Process {
                         continue;
                     }
                     let held = self.held.remove(&(edge.index, sequence));
-                    let held = held.ok_or("a message is complete that never came")?;
+                    let held = held.ok_or("a message is complete that never arrived")?;
                     self.arrived(edge, (source, target), held.got, held.mark[1])?;
                 }
                 Event::Fetch {
@@ -393,7 +393,7 @@ impl Process {
                     let concluded = self.owner.whole(&mut self.asking, of, whole)?;
                     self.concluded(target, concluded);
                 }
-                Event::Refused { .. } => self.told = true,
+                Event::Refused { .. } => self.was_refused = true,
                 Event::Credit { .. } | Event::EdgeForgotten { .. } => {}
                 other => return Err(format!("unexpected event {other:?}")),
             }
