@@ -26,7 +26,7 @@ pub struct BenchArgs {
     table: TableArgs,
 }
 
-/// What to measure; without it, the standard table of all kinds.
+/// Kind of measurement; by default, the standard table of all kinds.
 #[derive(Subcommand, Debug)]
 enum BenchKind {
     /// Round trips: the one-way latency

@@ -46,7 +46,7 @@ fn lead<C: Channel + Send>(small: &mut C, bulk: &mut C, work: &Workload) -> io::
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let (mut outcome, bytes_per_s) = (asked?, sent?);
         outcome.bytes_per_s = Some(bytes_per_s);
-        (outcome.remarks).push(format!("the stream beside: {:.2} GB/s", bytes_per_s * 1e-9));
+        (outcome.remarks).push(format!("concurrent stream: {:.2} GB/s", bytes_per_s * 1e-9));
         Ok(outcome)
     })
 }

@@ -40,7 +40,7 @@ const RETRY_NS: u64 = 1_000_000_000;
 const REFUSED_RETRY_NS: u64 = 10_000_000_000;
 const TIMEOUT_NS: u64 = 2_000_000_000;
 
-/// Why there is no grant.
+/// Reason for the missing grant.
 #[derive(Debug, thiserror::Error)]
 pub enum GrantError {
     /// No broker listens there.

@@ -1,5 +1,5 @@
-//! What an unprivileged holder of a guarded socket can and cannot do: the facts that
-//! `docs/design/bpf.md` and the agent rely on.
+//! Rights of an unprivileged process that holds a guarded socket, on which
+//! `docs/design/bpf.md` and the agent rely.
 
 #![allow(missing_docs, reason = "tests")]
 

@@ -64,7 +64,7 @@ int main(int count, char **arguments)
     /* The two live targets get their messages and reply; each edge has its own order. */
     CHECK(post(edges[0], "to ", "the first", 0) == 0);
     CHECK(post(edges[1], "to the ", "second", 1) == 0);
-    CHECK(post(edges[2], "to nobody", "", 2) == 0);
+    CHECK(post(edges[2], "unread", "", 2) == 0);
     int sent[2] = { 0, 0 }, answered[2] = { 0, 0 }, gone = 0;
     while (!gone || sent[0] + sent[1] + answered[0] + answered[1] < 4) {
         struct dp_completion done = next(queue);
@@ -81,7 +81,7 @@ int main(int count, char **arguments)
             sent[done.context]++;
         } else if (done.kind == DP_SENT) {
             /* Not detected yet. */
-            CHECK(post(edges[2], "to nobody", "", 2) == 0);
+            CHECK(post(edges[2], "unread", "", 2) == 0);
         } else {
             CHECK(done.kind == DP_FAILED && done.error == ECONNRESET);
             CHECK(strstr(dp_error(), "is gone") != NULL);

@@ -34,7 +34,7 @@ impl<T> From<bool> for Polled<T> {
     }
 }
 
-/// What a thread waits for.
+/// The condition for which a thread waits.
 pub trait WaitCondition<S: Stepper> {
     /// The result of the wait.
     type Output;

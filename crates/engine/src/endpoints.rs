@@ -11,7 +11,7 @@ use crate::inbox::{Buffers, Inbox};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortRef(pub u32);
 
-/// What is notified of a message, in addition to waiting threads and tasks.
+/// Receiver of a notification for each message, in addition to waiting threads and tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Notifies {
     /// Nothing else.

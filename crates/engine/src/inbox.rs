@@ -225,7 +225,7 @@ impl Drop for Buffer {
     }
 }
 
-/// Whose credit a message holds.
+/// The credit that a message holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Charge {
     /// None: the message was unreliable.

@@ -549,7 +549,7 @@ impl SharedMemory {
         }
         let expected = self.find(id).map(|found| found.incarnation);
         if expected != Some(greeting.incarnation) {
-            // The peer may have seen the connection open, so tell it that no process has died.
+            // The peer may have seen the connection open, so send a bye: otherwise it would assume that this process died.
             let bye = Machine::bye_record();
             let _room = self.hub.push(id, bye.tag, bye.bytes());
             self.hub.close(id);

@@ -31,7 +31,7 @@ pub enum GroupError {
     /// The list of members is invalid here, or there is no such rank.
     #[error("cannot join the group: {cause}")]
     Members {
-        /// What is wrong with it.
+        /// The fault of the list.
         cause: String,
     },
     /// The member's port could not be opened.

@@ -614,7 +614,7 @@ impl Process {
         self.sending.retain_mut(|sending| {
             let payload = &payload[..sending.bytes];
             let done = engine.continue_long(&mut sending.long, payload);
-            !done.expect("nobody leaves")
+            !done.expect("peers stay until the end")
         });
         while self.sending.len() < setup.ahead {
             let Some((to, bytes, at_ns)) = self.take_turn(now.0, setup.chunk_bytes) else {
@@ -662,7 +662,7 @@ impl Process {
             Ok(None) => true,
             Ok(Some(mut long)) => {
                 let done = engine.continue_long(&mut long, payload);
-                if !done.expect("nobody leaves") {
+                if !done.expect("peers stay until the end") {
                     let bytes = payload.len();
                     self.sending.push(Sending { long, bytes });
                 }

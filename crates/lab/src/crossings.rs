@@ -181,7 +181,7 @@ fn measure(
             Err(error) => {
                 all_well = false;
                 let (subject, link) = (path.longer.subject.name(), path.longer.link(&testbed));
-                eprintln!("dipole-lab: crossings of {subject} by {link}: {error}");
+                eprintln!("dipole-lab: crossings of {subject} over {link}: {error}");
             }
         }
     }

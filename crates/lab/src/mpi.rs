@@ -247,7 +247,7 @@ mod tests {
         std::fs::write(&source, "int main(void) { return wrong; }").expect("a file");
         let program = folder.path().join("a");
         let missing = compile("dipole-no-compiler", &source, &program, &[]);
-        let missing = missing.expect_err("there is none");
+        let missing = missing.expect_err("no such program");
         assert!(
             missing.contains("dipole-no-compiler cannot be started"),
             "{missing}"

@@ -27,7 +27,7 @@ mod lanes {
     };
 
     const WORD: usize = size_of::<u64>();
-    /// Longest lane in words: three lanes hold a packet of MTU 1500, and the table stays short.
+    /// Maximum words per lane: three lanes hold a packet of MTU 1500, and the table stays short.
     const MOST: usize = 64;
     /// Shorter input is summed in one lane.
     const MIN_BYTES: usize = 12 * WORD;

@@ -48,7 +48,7 @@ fn main() -> Result<(), Error> {
         done.store(true, Ordering::Relaxed);
         let (alone, beside) = measured?;
         println!(
-            "alone {alone:.0} ns, beside {edges} edges {beside:.0} ns one way: x {:.3}",
+            "one-way latency: alone {alone:.0} ns, with {edges} other edges {beside:.0} ns: x {:.3}",
             beside / alone
         );
         Ok(())

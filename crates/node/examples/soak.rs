@@ -455,7 +455,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(links) = std::env::args().nth(2) {
         let links: Vec<&str> = links.split(',').collect();
         let link = links[job.rank as usize % links.len()];
-        config.links = link.parse().map_err(|()| format!("{link} is no link"))?;
+        config.links = link.parse().map_err(|()| format!("{link} is not a valid link"))?;
     }
     config.connect_timeout = RETRY;
     let node = Node::open(config)?;
@@ -502,7 +502,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     soak.report();
     if let Some(bpf) = node.stats().bpf {
         println!(
-            "of the small packets {} came by rings and {} by sockets, {} left raw and {} by sockets",
+            "small packets: received {} from rings and {} from sockets, sent {} raw and {} through sockets",
             bpf.from_ring, bpf.from_socket, bpf.raw, bpf.socket
         );
     }

@@ -1,4 +1,4 @@
-//! What this process publishes for operators: its counters, which link it uses to reach each
+//! Information that this process publishes for operators: its counters, which link it uses to reach each
 //! peer, and why it does not use a faster one.
 
 use std::collections::BTreeSet;

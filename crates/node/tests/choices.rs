@@ -1,4 +1,4 @@
-//! What a node derives from its links' profiles.
+//! Choices that a node derives from the profiles of its links.
 
 #![allow(missing_docs, reason = "tests")]
 

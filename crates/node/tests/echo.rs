@@ -21,7 +21,7 @@ const SERVER: Address = Address {
 const PROCESSES: u32 = 20;
 const EACH: u32 = 50;
 const FIRST_CLIENT: u32 = 1000;
-/// Rounds that a process still makes after it was told to stop.
+/// Rounds that a process still makes after the stop request.
 const LAST_ROUNDS: u32 = 5;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Sockets that the UDP link keeps connected to its busiest peers.

@@ -261,7 +261,7 @@ fn measure(incast: &Incast) -> Figures {
         cluster.run(|cluster| cluster.read_ns.len() == incast.senders);
         let own = cluster.read_ns.iter().map(|read_ns| read_ns - begin_ns);
         let own: Vec<u64> = own.collect();
-        let last = *own.iter().max().expect("somebody sends");
+        let last = *own.iter().max().expect("at least one sender");
         // The first rounds discover what the link carries.
         if round < LEARNING {
             cluster.rest(PAUSE_NS);

@@ -37,7 +37,7 @@ fn a_process_that_waits() {
     let endpoint = node.expect("a node").endpoint(EndpointId(7));
     let endpoint = endpoint.expect("it is free");
     let nothing = endpoint.receive_timeout(Duration::from_millis(2500));
-    assert!(nothing.is_err(), "nobody sends");
+    assert!(nothing.is_err(), "there are no senders");
 }
 
 #[test]

@@ -110,12 +110,12 @@ fn an_edge_to_a_missing_endpoint_times_out_with_the_reason() {
     edge.post(Operation::Message, &[IoSlice::new(b"lost")], 5)
         .expect("it waits");
     let Completion::Failed { context: 5, error } = completion(&queue) else {
-        panic!("nobody is there");
+        panic!("an operation on a missing endpoint succeeded");
     };
     let text = error.to_string();
     assert!(text.contains("no process opened it"), "{text}");
     assert!(matches!(edge.send(b"x"), Err(SendError::Unreachable(_))));
-    let target = from.target(Address::new(1, 99)).expect_err("nobody");
+    let target = from.target(Address::new(1, 99)).expect_err("no such endpoint");
     assert!(
         target.to_string().contains("no process opened it"),
         "{target}"

@@ -99,7 +99,7 @@ fn put_bytes_are_in_place_and_can_be_read_back() {
             assert!(contents(&pair.region, salt, length) == data, "{length}");
             let mut got = vec![0; length];
             pair.edge.get(key, offset, &mut got, PATIENCE).expect("got");
-            assert!(got == data, "{length} by {links:?}");
+            assert!(got == data, "{length} over {links:?}");
         }
     }
 }
@@ -399,7 +399,7 @@ fn an_operation_without_an_answer_times_out() {
         drop(owning);
         let error = edge
             .fetch_add(key, 0, 1, Duration::from_secs(20))
-            .expect_err("nobody is there");
+            .expect_err("no such endpoint");
         assert!(matches!(error, SendError::PeerGone { .. }), "{error}");
     }
 }

@@ -162,7 +162,7 @@ fn departure(node: &Node, endpoint: &dipole_node::Endpoint) -> GoneReason {
             return departure.reason;
         }
     }
-    panic!("nobody told that the echo is gone");
+    panic!("the loss of the echo process was not reported");
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn a_killed_process_is_detected_without_traffic_if_it_is_watched() {
         let begun = Instant::now();
         let gone = loop {
             assert!(endpoint.receive_timeout(QUIET / 4).is_err());
-            assert!(begun.elapsed() < PATIENCE, "{links:?}: nobody was told");
+            assert!(begun.elapsed() < PATIENCE, "{links:?}: the loss was not reported");
             if let Err(gone) = edge.watch() {
                 break gone;
             }

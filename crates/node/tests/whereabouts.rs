@@ -184,7 +184,7 @@ fn a_process_with_only_a_withdrawn_key_is_removed_within_a_minute() {
         Node::open(config).unwrap()
     };
     let [first, second] = [1, 2].map(|node| open(node, ClusterKey::load(&file).unwrap()));
-    // Whoever has the old key, and reads no file.
+    // This node has the old key and does not read the key file.
     let expelled = open(3, old);
     exchange(&first, &second, 10);
     exchange(&first, &expelled, 20);

@@ -66,7 +66,7 @@ pub trait Stream {
     /// Reads or peeks at bytes; 0 at the end of the stream.
     ///
     /// # Errors
-    /// The kernel's; `AGAIN` if there are none.
+    /// The error of the kernel; `AGAIN` if no bytes are available.
     fn receive(&mut self, to: &mut [u8], peek: bool) -> Result<usize, Errno>;
     /// Sends bytes of a marker.
     ///

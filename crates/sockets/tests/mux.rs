@@ -194,7 +194,7 @@ impl Model {
     }
 }
 
-/// What a reader does in its first call after the agreement, here at any time.
+/// Repeats at any time the step of a reader's first call after the agreement.
 trait OpenAgain {
     fn open_again(&self);
 }

@@ -97,7 +97,7 @@ fn answer(socket: &OwnedFd, errno: i32) -> Result<(), Problem> {
     Ok(())
 }
 
-/// What was opened.
+/// The node and endpoint opened for a file.
 struct Served {
     node: Node,
     endpoint: dipole_node::Endpoint,

@@ -156,7 +156,7 @@ fn missing(arguments: &PredictArgs, what: &str, command: &str) -> Failure {
     };
     let folder = dipole_node::profile_dir().unwrap_or_default();
     Failure::from(format!(
-        "there is no measurement of {what} by {by} in {}; run {command} first",
+        "there is no measurement of {what} over {by} in {}; run {command} first",
         folder.display()
     ))
 }

@@ -173,7 +173,7 @@ fn reach(node: &Node, id: u32) -> Endpoint {
     let endpoint = node.endpoint(EndpointId(id)).expect("free");
     endpoint
         .target(Address::new(2, 7))
-        .expect("somebody answers");
+        .expect("a reply arrives");
     endpoint
 }
 

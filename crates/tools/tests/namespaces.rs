@@ -295,7 +295,7 @@ fn unreachable_bridges_and_overlays_carry_nothing_and_are_reported() {
     assert!(by_overlay < (BYTES / 50) as u64, "{by_overlay} bytes");
     for network in ["net0", "net1"] {
         let bytes = sent_by(&testbed, network);
-        assert!(bytes > (BYTES / 4) as u64, "{bytes} by {network}");
+        assert!(bytes > (BYTES / 4) as u64, "{bytes} over {network}");
     }
     let log = String::from_utf8_lossy(&sent.stderr);
     for words in [

@@ -150,7 +150,7 @@ fn usage_errors_are_json_with_the_option_json() {
     let text = errors(&output);
     let event: serde_json::Value = serde_json::from_str(text.trim()).expect("one object");
     let cause = event["text"].as_str().expect("text");
-    assert!(cause.contains("`x` is no endpoint"), "{text}");
+    assert!(cause.contains("`x` is not a valid endpoint"), "{text}");
 }
 
 #[test]

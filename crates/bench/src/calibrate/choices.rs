@@ -32,7 +32,7 @@ const PIECE_LENGTHS: [usize; 3] = [96 << 10, 256 << 10, 1 << 20];
 const RUN_PACKETS: [usize; 4] = [1, 3, 6, 9];
 const RUN_LENGTHS: [usize; 4] = [3000, 6000, 10_000, 14_000];
 
-/// Reason why there is no choice.
+/// Reason why nothing was chosen.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ChoiceError {
     #[error(transparent)]

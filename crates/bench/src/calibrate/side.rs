@@ -343,7 +343,7 @@ impl<'a> Place<'a> {
         for _ in 0..CLOCK_READINGS {
             let begun = Instant::now();
             if self.endpoint.try_receive().map_err(failed)?.is_some() {
-                return Err(broken("a message that nobody asked for".to_owned()));
+                return Err(broken("an unexpected message".to_owned()));
             }
             looks.push(self.since(begun));
         }

@@ -28,7 +28,7 @@ const REFUSED: MapShape<'static> = MapShape {
     entries: 1,
 };
 
-/// What a guarded socket may send: UDP over IP without options, from this source.
+/// Traffic that a guarded socket may send: UDP over IP without options, from this source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllowedSource {
     /// Source MAC address.

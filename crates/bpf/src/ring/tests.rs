@@ -249,7 +249,7 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Whatever the kernel's pages contain, nothing outside them is read.
+    /// Arbitrary content of the kernel's pages never causes a read outside them.
     #[test]
     fn arbitrary_memory_is_read_within_its_bounds(
         written in any::<u64>(),

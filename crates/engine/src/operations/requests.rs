@@ -24,7 +24,7 @@ pub type OperationId = u32;
 /// Where the data of an answer is stored.
 #[derive(Debug)]
 pub enum AnswerBuffer {
-    /// There is no data.
+    /// The answer carries no data.
     None,
     /// In a buffer, which the caller takes.
     Owned(Buffer),

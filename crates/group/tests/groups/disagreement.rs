@@ -106,7 +106,7 @@ fn a_missing_member_is_named() {
     let directory = directory();
     let node = open(directory.path(), Links::Shm);
     let error = Group::join(&node, members(2), 0, Duration::from_millis(200));
-    let error = error.expect_err("nobody comes");
+    let error = error.expect_err("no other member joins");
     assert!(error.to_string().contains("rank 1 (1:101)"), "{error}");
     let error = Group::join(&node, members(2), 2, PATIENCE).expect_err("no such rank");
     assert!(matches!(error, GroupError::Members { .. }), "{error}");
@@ -201,7 +201,7 @@ fn an_excluded_member_gets_an_error() {
             let reformed = group.reform_without(lost, PATIENCE);
             if is_excluded {
                 is_told.store(true, Ordering::Relaxed);
-                let error = reformed.expect_err("nobody wants it");
+                let error = reformed.expect_err("no other member reforms");
                 assert!(matches!(error, GroupError::Excluded { .. }), "{error}");
             } else {
                 reformed.expect("the others agree");

@@ -370,7 +370,7 @@ fn victim() {
     println!("up");
     for round in 0.. {
         let called = Repeated::ALL[which].call(&mut group, round);
-        called.expect("nobody else is killed");
+        called.expect("only one rank is killed");
     }
 }
 

@@ -185,7 +185,7 @@ impl Peer {
                 .map(|library| build("message_bsp.c", Some(library), &["bsponmpi"]))
                 .into_iter()
                 .reduce(Result::or)
-                .unwrap_or_else(|| Err("there is no MPI library".to_owned())),
+                .unwrap_or_else(|| Err("no MPI library was found".to_owned())),
             Peer::Libfabric => self.tool("fi_pingpong", "-h"),
             Peer::Ucx => self.tool("ucx_perftest", "-h"),
             Peer::Iperf3 => self.tool("iperf3", "--version"),

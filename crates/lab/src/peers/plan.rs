@@ -19,7 +19,7 @@ const QUICK_SIZES_BYTES: [usize; 2] = [64, 64 << 10];
 /// MPICH, libfabric, UCX, Aeron, ZeroMQ, BSPonMPI, iperf3, sockperf
 #[derive(Args, Debug)]
 pub(crate) struct PeersArgs {
-    /// What to measure [default: both]
+    /// Kind of measurement [default: both]
     kind: Option<PeerKind>,
     #[command(flatten)]
     pub(super) setup: SetupArgs,

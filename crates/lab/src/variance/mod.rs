@@ -325,7 +325,7 @@ fn on_the_bed(
                     Err(error) => {
                         *failures += 1;
                         eprintln!(
-                            "dipole-lab: variance of {p} ranks by {}: {error}",
+                            "dipole-lab: variance of {p} ranks over {}: {error}",
                             link.name()
                         );
                     }

@@ -218,7 +218,7 @@ fn a_capture_is_private_and_follows_no_symlink() {
         let (inner, _other) = pair("10.0.0.1", "10.0.0.2");
         Capture::create(inner, &at(name), 0).map(drop)
     };
-    std::fs::write(at("old"), "what was there").unwrap();
+    std::fs::write(at("old"), "old content").unwrap();
     let open = std::fs::Permissions::from_mode(0o644);
     std::fs::set_permissions(at("old"), open).unwrap();
     for name in ["new", "old"] {
@@ -227,10 +227,10 @@ fn a_capture_is_private_and_follows_no_symlink() {
         assert_eq!(mode & 0o777, 0o600, "{name}");
     }
     assert!(!std::fs::read(at("old")).unwrap().starts_with(b"what"));
-    std::fs::write(at("precious"), "what was there").unwrap();
+    std::fs::write(at("precious"), "old content").unwrap();
     symlink(at("precious"), at("link")).unwrap();
     create("link").unwrap_err();
-    assert_eq!(std::fs::read(at("precious")).unwrap(), b"what was there");
+    assert_eq!(std::fs::read(at("precious")).unwrap(), b"old content");
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(at("precious"), Some(65_534), None).unwrap();
         let error = create("precious").unwrap_err().to_string();

@@ -19,7 +19,7 @@ const PEER_FULL: GoneReason = GoneReason::Reset(wire::ResetReason::TooManyPeers)
 const OTHER_SECURITY: GoneReason = GoneReason::Reset(wire::ResetReason::Security);
 /// Without a hosts file packets use the node's own key, with one the cluster's.
 const HOSTS_FILE_MISMATCH: &str = "of its process and this one only one has a hosts file, so they do not \
-                          talk by packets; set DIPOLE_HOSTS in both or in none, or let them share \
+                          exchange packets; set DIPOLE_HOSTS in both or in none, or let them share \
                           memory (DIPOLE_LINK=auto)";
 
 /// An attempt to connect to a process.
@@ -56,7 +56,7 @@ pub(super) fn connect(
             Some(Err(cause)) if policy.links == Links::Shm => {
                 return Err(no_memory(cause.to_string()));
             }
-            Some(Err(cause)) => tracing::warn!("endpoint {to} is reached by packets: {cause}"),
+            Some(Err(cause)) => tracing::warn!("messages to endpoint {to} use packets, not shared memory: {cause}"),
             None => {}
         }
     } else if policy.links == Links::Shm {

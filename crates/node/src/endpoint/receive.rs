@@ -252,7 +252,7 @@ impl Endpoint {
             let sources = state.engine.sources(self.id().0);
             if sources.is_empty() {
                 format!(
-                    "a message to endpoint {}; nobody has sent to it yet",
+                    "a message to endpoint {}; it has no senders yet",
                     self.address()
                 )
             } else {

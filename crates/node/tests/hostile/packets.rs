@@ -93,7 +93,7 @@ impl Packets {
             bulk,
             address,
         });
-        // Each attacker has another node id, so that the victim can tell them apart.
+        // Each attacker has a different node id, so that the victim can distinguish them.
         static LAST: AtomicU32 = AtomicU32::new(1);
         let config = Config {
             node: 1 + LAST.fetch_add(1, Ordering::Relaxed),

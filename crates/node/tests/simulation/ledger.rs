@@ -1,4 +1,4 @@
-//! Tracks which messages were accepted, which arrived, and what the sender was told: the oracle for
+//! Tracks which messages were accepted, arrived, or were reported lost to the sender: the oracle for
 //! "exactly once, whole, in order, or reported" (specification §8, invariants 1 and 2).
 //!
 //! A *stream* is the traffic of one edge during one session of its sender.
@@ -29,7 +29,7 @@ struct Stream {
     lengths: Vec<u32>,
     /// Messages below this have arrived or were skipped.
     next: u32,
-    /// Messages below this may be missing, because the sender was told of a refusal.
+    /// Messages below this may be missing, because the sender was notified of a refusal.
     refused_below: u32,
     /// Messages below this must be covered by `refused_below`.
     owed_below: u32,
@@ -146,7 +146,7 @@ impl Ledger {
         }
     }
 
-    /// The sender was told that the session ended.
+    /// Records that the sender was notified of the end of the session.
     pub fn told_gone(&mut self, stream: u32) {
         self.streams[stream as usize].over = true;
     }
@@ -162,7 +162,7 @@ impl Ledger {
         }
     }
 
-    /// The sender was told that the receiver refuses messages.
+    /// Records that the sender was notified that the receiver refuses messages.
     pub fn told_refused(&mut self, stream: u32) -> Result<(), String> {
         let entry = &mut self.streams[stream as usize];
         entry.refused_below = u32::try_from(entry.lengths.len()).expect("messages are few");
@@ -193,7 +193,7 @@ impl Ledger {
             from_node + 1
         );
         let tag = if message.len() >= TAG_BYTES {
-            Tag::of(message).ok_or_else(|| format!("{here}: nobody sent that"))?
+            Tag::of(message).ok_or_else(|| format!("{here}: this message was never sent"))?
         } else {
             let stream = *self
                 .current

@@ -34,7 +34,7 @@ struct Put {
     length: usize,
 }
 
-/// What a flow has written to a region.
+/// Operations of a flow on one word of a region.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
     /// Additions that were answered; those with unknown outcome are counted separately.

@@ -35,7 +35,7 @@ impl Stranger {
         let addresses = [Class::Small, Class::Bulk].map(|class| address(place, class, home));
         let port = network
             .attach(addresses[0], addresses[1])
-            .expect("an address of nobody");
+            .expect("an unused address");
         let (own, mismatch) = match scenario.seed % 2 {
             0 => (Some(key(!scenario.seed)), KeyMismatch::Different),
             _ => (None, KeyMismatch::OnlyTheirs),

@@ -49,7 +49,7 @@ pub enum What {
         index: u32,
         bytes: usize,
     },
-    /// The sender was told of a refusal.
+    /// The sender was notified of a refusal.
     Refused { stream: u32 },
     /// A peer is gone.
     Gone { peer: u32, reason: GoneReason },

@@ -232,10 +232,10 @@ fn alice_talks_while_bob_intrudes(links: &str) {
         assert_eq!(end.departed, 0, "{end:?}");
         assert!(end.peers < talk::RANKS as usize, "{end:?}");
         assert_eq!(end.strangers_in_memory, 0, "{end:?}");
-        assert!(end.wrong_key > 0, "the strangers came to nobody: {end:?}");
+        assert!(end.wrong_key > 0, "the strangers reached no process: {end:?}");
         assert!(
             end.unknown > 0,
-            "the forged packets came to nobody: {end:?}"
+            "the forged packets reached no process: {end:?}"
         );
     }
 }
@@ -339,7 +339,7 @@ fn a_look_up_with_the_cluster_key_ignores_another_users_directory() {
     // Without a key, the owner of the port is trusted; that is what the key is for.
     assert_eq!(resolve(None).expect("an answer").incarnation, doors::LIE);
     let error = resolve(Some(&key)).expect_err("a lie").to_string();
-    assert!(error.contains("nobody answered"), "{error}");
+    assert!(error.contains("no reply from"), "{error}");
 }
 
 fn wait_for(process: &mut Process, word: &str) {

@@ -14,7 +14,7 @@ use super::finding::Finding;
 
 const NAME: &str = "bpf link";
 
-/// What gives this process access to the fast path of an interface.
+/// How this process gets access to the fast path of an interface.
 #[derive(Debug)]
 enum Access {
     /// The process's own capabilities.

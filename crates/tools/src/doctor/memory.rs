@@ -1,4 +1,4 @@
-//! What processes of this node share: the runtime directory, shared memory, and access to each
+//! Checks resources that processes of this node share: the runtime directory, shared memory, and access to each
 //! other's memory.
 
 use std::io::{self, IoSliceMut};

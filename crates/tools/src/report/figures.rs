@@ -73,7 +73,7 @@ fn float(count: usize) -> f64 {
     float
 }
 
-/// What a message of some lengths takes: as it was measured, and on the way between as it is predicted.
+/// One-way times by message length, both measured and predicted.
 fn trips(model: &PointToPoint) -> Vec<(usize, MedianInterval, &'static str)> {
     let short = model.short.iter().map(|one| (one.bytes, one.trip_ns));
     let long = model.long.iter().map(|one| (one.bytes, one.trip_ns));

@@ -175,7 +175,7 @@ impl View {
         };
         let links = process.links.iter();
         let links: Vec<String> = links
-            .map(|(link, peers)| format!("{peers} by {link}"))
+            .map(|(link, peers)| format!("{peers} over {link}"))
             .collect();
         let why = match process.why.first() {
             Some(why) => format!("; not better, since {why}"),
@@ -301,7 +301,7 @@ mod tests {
             "lu.c:30",
             "rank 1",
             "2:3",
-            "3 by udp; not better, since DIPOLE_LINK",
+            "3 over udp; not better, since DIPOLE_LINK",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }

@@ -118,7 +118,7 @@ fn parameters(run: &Run<'_>) -> Result<(Parameters, String), String> {
     let found = machine.and_then(|machine| machine.at(head.size));
     let found = found.ok_or_else(|| {
         format!(
-            "nothing was measured of supersteps of {} ranks by {link}; run `dipole calibrate supersteps --ranks \
+            "there are no measurements for supersteps of {} ranks over {link}; run `dipole calibrate supersteps --ranks \
              {} --link {link}` first",
             head.size, head.size
         )
@@ -129,7 +129,7 @@ fn parameters(run: &Run<'_>) -> Result<(Parameters, String), String> {
         Basis::Beyond(one, other) => format!("on the line through those of {one} and {other}"),
     };
     let words = format!(
-        "w + g h + l with w of the mean rank, g = {:.3} ns/byte and l = {:.2} us of {} ranks by \
+        "w + g h + l with w of the mean rank, g = {:.3} ns/byte and l = {:.2} us for {} ranks over \
          {link}, {whence}",
         found.g_ns_per_byte,
         found.l_ns / 1e3,

@@ -244,7 +244,7 @@ mod tests {
             bytes: of_file.size(),
             written_s: of_file.mtime(),
         };
-        let code = Code::load(&module).expect("it is as it was");
+        let code = Code::load(&module).expect("the module is unchanged");
         let named = code.segments.iter().any(|(at, length, _)| {
             let places = (0..*length).step_by(4096).map(|within| at + within);
             places

@@ -134,7 +134,7 @@ impl Scene {
         }
     }
 
-    /// What can be learned about a process without its key.
+    /// Facts about a process that are visible without its key.
     fn victim(&self, node: u32, endpoint: u32) -> Victim {
         let registry = Registry::open(&self.testbed.node(node).runtime_dir, NodeId(node));
         let owner = registry.expect("its registry").lookup(EndpointId(endpoint));

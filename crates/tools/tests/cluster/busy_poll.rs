@@ -29,7 +29,7 @@ fn testbed() -> Option<Testbed> {
     Some(testbed)
 }
 
-/// What the second node does until a message arrives.
+/// Behaviour of the second node until a message arrives.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Meanwhile {
     /// Polls continuously; waiting threads would sleep if other processes want the cores.

@@ -332,7 +332,7 @@ fn slow_settings_fail_only_on_request() {
         let report = Report::of(&mut command);
         let words = [
             "DIPOLE_LINK=udp is set",
-            "talk by packets",
+            "exchange packets",
             "unset DIPOLE_LINK",
         ];
         report.expect("shared memory", "this machine", "slow", &words);

@@ -138,7 +138,7 @@ fn with_a_profile_of_the_link_supersteps_are_predicted_by_the_model() {
     );
     let told = job.trace(&[]);
     assert!(
-        told.contains("g = 0.500 ns/byte and l = 2.00 us of 2 ranks by shm, measured"),
+        told.contains("g = 0.500 ns/byte and l = 2.00 us for 2 ranks over shm, measured"),
         "{told}"
     );
 }

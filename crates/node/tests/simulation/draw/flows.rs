@@ -1,4 +1,4 @@
-//! What is sent, and how fast.
+//! Draws the message flows and their rates.
 
 use super::*;
 
