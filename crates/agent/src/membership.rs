@@ -134,7 +134,7 @@ enum Queued {
     Address(SocketAddr, Vec<u8>),
 }
 
-/// State of synchronisation.
+/// State of the periodic synchronisation with other members.
 #[derive(Debug)]
 struct Sync {
     next: Duration,
@@ -542,7 +542,6 @@ impl Membership {
         accepted
     }
 
-    /// Runs due timers.
     pub(super) fn on_timers(&mut self, now: Duration) {
         if now >= self.next_contact_at {
             self.contact_missing(now);

@@ -144,7 +144,7 @@ impl Scrape {
     }
 }
 
-/// A request.
+/// A parsed HTTP request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Request {
     Metrics {

@@ -466,7 +466,6 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Receives broadcast announcements.
     fn receive_broadcasts(&mut self, segment: usize) -> Result<(), Taken> {
         let mut buffer = [0; ProbeLength::LONGEST.bytes() + 1];
         for _ in 0..MAX_PACKETS {

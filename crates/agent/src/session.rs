@@ -59,7 +59,6 @@ pub struct SessionArgs {
     /// The caller's proof, in hexadecimal.
     #[arg(long, value_parser = digits::<PROOF_BYTES>)]
     proof: [u8; PROOF_BYTES],
-    /// The agent's node.
     #[arg(long)]
     nid: NodeId,
     /// The owner's rules, if the agent got `--rules`.

@@ -146,7 +146,6 @@ struct FlowArgs {
     results: ResultArgs,
 }
 
-/// Options of bidir.
 #[derive(Args, Debug)]
 struct BidirArgs {
     #[command(flatten)]

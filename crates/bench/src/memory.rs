@@ -154,7 +154,6 @@ impl Operations<'_> {
         self.edge.flush(GIVE_UP).map_err(failed)
     }
 
-    /// Starts an operation.
     fn begin(&mut self) -> io::Result<()> {
         let slot_bytes = self.data.len().next_multiple_of(8) as u64;
         let offset = self.count % self.slots * slot_bytes;

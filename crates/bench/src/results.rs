@@ -30,7 +30,7 @@ pub struct BenchRow {
     /// Placement of the sides: "veth", "loopback", "hosts" or "node".
     pub testbed: &'static str,
     pub size_bytes: usize,
-    /// Number of rounds.
+    /// Rounds measured for this entry.
     pub rounds: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p50_ns: Option<f64>,

@@ -24,7 +24,6 @@ const OPTIONAL_ROUNDS: Duration = Duration::from_secs(80);
 
 /// Runs measurements of external subjects.
 pub trait Externals {
-    /// Runs one measurement.
     fn measure(&self, entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<Outcome, RunError>;
 
     /// Returns a line for each external subject that is not available.

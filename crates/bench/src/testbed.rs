@@ -24,7 +24,7 @@ pub enum On {
     Auto,
     /// Two network namespaces on a veth pair (needs root)
     Veth,
-    /// 127.0.0.1 and 127.0.0.2
+    /// Two nodes on the loopback interface: 127.0.0.1 and 127.0.0.2.
     Loopback,
     /// One node with both sides
     Node,

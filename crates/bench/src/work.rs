@@ -36,7 +36,7 @@ pub fn name_of(value: impl ValueEnum) -> String {
 pub enum Role {
     /// Sends first and measures time.
     Lead,
-    /// Replies and receives.
+    /// The side that receives, and replies if the measurement requires it.
     Follow,
 }
 

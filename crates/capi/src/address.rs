@@ -1,14 +1,14 @@
-//! `struct dp_address`.
+//! C representation of addresses: `struct dp_address`.
 
 use std::ffi::c_int;
 
 use crate::failure::Failure;
 
-/// `struct dp_address`.
+/// `struct dp_address`: an endpoint of a node.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Address {
-    /// The node.
+    /// Node id.
     pub nid: u32,
     /// The endpoint on it.
     pub dpid: u32,

@@ -16,13 +16,13 @@ pub(crate) static COUNTERS: Numbered<CompletionCounter> =
         number,
     });
 
-/// `struct dp_counts`.
+/// `struct dp_counts`: the values of a counter.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Messages that have been sent; they may not have arrived yet.
     pub sent: u64,
-    /// Operations that failed.
+    /// Number of operations that failed.
     pub failed: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Calls for edges.
+//! C calls for edges.
 
 use std::ffi::{c_int, c_void};
 use std::io::IoSlice;
@@ -137,7 +137,7 @@ pub extern "C" fn dp_edge_drain(edge: c_int, timeout_ns: i64) -> c_int {
     })
 }
 
-/// Closes an edge.
+/// Closes an edge; its descriptor becomes invalid.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_edge_close(edge: c_int) -> c_int {
     call("dp_edge_close", || {

@@ -220,7 +220,7 @@ pub(crate) unsafe fn array<'a, T>(
     Ok(unsafe { std::slice::from_raw_parts(place, count) })
 }
 
-/// An output argument.
+/// A pointer through which a call returns a value to the C program.
 #[derive(Clone, Copy)]
 pub(crate) struct Out<T>(*mut T);
 

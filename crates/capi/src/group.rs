@@ -329,7 +329,7 @@ pub unsafe extern "C" fn dp_group_shrink(
     })
 }
 
-/// Leaves a group.
+/// Leaves a group and closes its descriptor.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_group_close(group: c_int) -> c_int {
     call("dp_group_close", || {

@@ -219,7 +219,7 @@ pub extern "C" fn dp_add_target(fd: c_int, to: Address) -> c_int {
     call("dp_add_target", || add_target(fd, to.checked()?))
 }
 
-/// Removes a target.
+/// Removes an endpoint from the targets of a descriptor.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_untarget(fd: c_int, nid: c_int, dpid: c_int) -> c_int {
     call("dp_untarget", || {
@@ -348,11 +348,11 @@ pub unsafe extern "C" fn dp_recv(
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ReceivedMessage {
-    /// Where it lies.
+    /// Address of the payload.
     pub address: *const c_void,
-    /// Its length.
+    /// Length of the payload in bytes.
     pub length: usize,
-    /// The sender.
+    /// Address of the sending endpoint.
     pub source: Address,
 }
 

@@ -113,7 +113,7 @@ pub struct Stats {
     pub units_sent: u64,
     /// Units received for the first time.
     pub units_received: u64,
-    /// Units retransmitted.
+    /// Number of units sent again.
     pub repeats: u64,
     /// Packets that carried only acknowledgements.
     pub explicit_acks: u64,
@@ -121,7 +121,7 @@ pub struct Stats {
     pub messages_delivered: u64,
     /// Messages refused because their endpoint was not open.
     pub messages_refused: u64,
-    /// Unreliable packets sent.
+    /// Number of unreliable packets sent.
     pub unreliable_sent: u64,
     /// Unreliable messages dropped because too many were waiting.
     pub unreliable_dropped: u64,

@@ -14,7 +14,7 @@ const FIRST_CHUNK: usize = 1024;
 /// Enough for all numbers.
 const CHUNKS: usize = 22;
 
-/// See the module.
+/// Objects by the number that C programs hold.
 pub(crate) struct Table<T> {
     chunks: [OnceLock<Box<[ArcSwapOption<T>]>>; CHUNKS],
 }

@@ -10,7 +10,7 @@ use crate::abi::atomic::*;
 /// The kind of call that requests an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Returns nothing.
+    /// Applies the operand and returns nothing.
     Update,
     /// Returns the previous contents.
     Fetch,

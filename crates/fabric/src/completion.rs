@@ -373,7 +373,7 @@ impl Cq {
     }
 }
 
-/// A completion counter.
+/// A completion counter, as endpoints see it.
 #[derive(Default)]
 pub(crate) struct Cntr {
     pub(crate) value: AtomicU64,

@@ -13,7 +13,7 @@ use crate::completion::Cntr;
 use crate::ffi::{Failure, call, export, fid, object, ops, reclaim};
 use crate::wait_object::{WaitObject, descriptor_failure};
 
-/// A counter.
+/// The libfabric object of a completion counter.
 pub(crate) struct Counter(pub(crate) Arc<Cntr>, WaitObject);
 
 static OPS: Ops = Ops {

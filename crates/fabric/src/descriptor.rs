@@ -17,7 +17,7 @@ use rustix::time::{
     timerfd_settime,
 };
 
-/// A descriptor.
+/// A file descriptor that is readable while it is raised.
 #[derive(Debug)]
 pub(crate) struct Descriptor {
     epoll: OwnedFd,
@@ -48,7 +48,6 @@ impl Descriptor {
         Ok(descriptor)
     }
 
-    /// The file descriptor.
     pub(crate) fn number(&self) -> i32 {
         self.epoll.as_raw_fd()
     }
@@ -83,7 +82,7 @@ impl Descriptor {
         }
     }
 
-    /// Undoes [`raise`](Self::raise).
+    /// Makes the descriptor unreadable again after [`raise`](Self::raise).
     pub(crate) fn lower(&self) {
         let mut state = self.state();
         if state.is_raised {

@@ -90,7 +90,7 @@ impl CompletionMode {
     };
 }
 
-/// An endpoint.
+/// The libfabric object of an endpoint.
 pub(crate) struct Ep {
     exchange: Serial<Exchange>,
     av: OnceLock<Arc<Av>>,

@@ -101,7 +101,7 @@ impl Events {
     }
 }
 
-/// An event queue.
+/// The libfabric object of an event queue.
 pub(crate) struct EventQueue {
     pub(crate) events: Arc<Events>,
     is_writable: bool,

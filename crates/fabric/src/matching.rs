@@ -43,7 +43,7 @@ pub struct Token {
 pub enum Posted<R, U> {
     /// An unexpected message matched; both are returned.
     Matched(U, R),
-    /// The receive waits.
+    /// No message matched yet; the receive is queued.
     Queued(Token),
 }
 
@@ -120,7 +120,7 @@ impl<R, U> Matcher<R, U> {
         })
     }
 
-    /// A waiting receive.
+    /// A queued receive.
     pub fn receive_mut(&mut self, token: Token) -> Option<&mut R> {
         let is_current = self.expected.holds(token.slot, token.number);
         is_current.then(|| &mut self.expected.value_mut(token.slot).receive)
@@ -340,7 +340,6 @@ impl<T: Listed<LISTS>, const LISTS: usize> Table<T, LISTS> {
         (slot, number)
     }
 
-    /// Removes an entry.
     fn take(&mut self, slot: u32) -> T {
         let links = self.slots[slot as usize].links;
         for (chain, link) in links.into_iter().enumerate() {

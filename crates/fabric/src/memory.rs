@@ -70,7 +70,6 @@ impl Pieces {
         })
     }
 
-    /// An empty buffer.
     pub(crate) const fn none() -> Pieces {
         Pieces {
             list: [NONE; MAX_PIECES],
@@ -144,7 +143,6 @@ impl Pieces {
         self.list[0].start.addr()
     }
 
-    /// Appends all bytes.
     #[inline]
     pub(crate) fn gather(&self, into: &mut Vec<u8>) {
         for piece in &self.list[..self.count] {

@@ -18,7 +18,7 @@ pub(crate) struct Access {
     pub(crate) context: *mut c_void,
 }
 
-/// Registered memory.
+/// The libfabric object of a registered memory region.
 pub(crate) struct Mr {
     // Closed before the memory is released.
     region: Region,

@@ -18,7 +18,7 @@ use crate::ffi::{
 use crate::wait_object::{WaitObject, descriptor_failure};
 use crate::wait_trace::WaitTrace;
 
-/// A completion queue.
+/// The libfabric object of a completion queue.
 pub(crate) struct Queue {
     pub(crate) cq: Arc<Cq>,
     format: c_int,

@@ -35,7 +35,7 @@ fn this_thread() -> usize {
     PLACE.with(|place| ptr::from_ref(place).addr())
 }
 
-/// See the module.
+/// A value that one thread at a time uses; cheaper than a mutex for a single owner.
 #[derive(Debug)]
 pub(crate) struct Serial<T> {
     /// The first thread that locked; 0 before that.

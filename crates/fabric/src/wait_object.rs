@@ -15,7 +15,7 @@ pub(crate) enum WaitObject {
     Unavailable(c_int),
     /// Calls of libfabric, or the descriptor if the program requests it.
     Any,
-    /// The descriptor.
+    /// A file descriptor, which the program polls.
     Descriptor,
 }
 

@@ -42,7 +42,7 @@ const PACKET_BYTES: usize = 1472;
 /// Payload of a packet, without header, trailer, and head of a piece.
 pub(crate) const PIECE_BYTES: usize = PACKET_BYTES - 32 - 4 - 32;
 
-/// The network.
+/// Network that connects the nodes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Carrier {
     /// A switch with a full-duplex link to each process, and this much memory per port.
@@ -204,7 +204,7 @@ pub(crate) struct Exchange {
     pub(crate) collisions: u64,
 }
 
-/// Schedule of chunks.
+/// Schedule by which a process sends its chunks.
 enum Leaving {
     Paced(Pace),
     /// At a random moment of each interval.
@@ -406,7 +406,6 @@ impl Cluster {
         self.rest();
     }
 
-    /// Runs one superstep.
     pub(crate) fn exchange(&mut self, relation: &Relation) -> Exchange {
         let (slots, senders) = (self.setup.slots, relation.senders());
         self.exchange_when(relation, |_, seed| {

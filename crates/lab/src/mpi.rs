@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// An MPI library.
+/// MPI library that runs the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Library {
     OpenMpi,
@@ -14,7 +14,7 @@ pub(crate) enum Library {
 /// Ranks without shared memory, each in its own network namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct Network {
-    /// Namespaces by rank.
+    /// Network namespace of each rank.
     pub(crate) namespaces: Vec<OsString>,
     /// Their subnet, such as `10.0.0.0/24`, and the interface in each.
     pub(crate) subnet: &'static str,

@@ -80,7 +80,7 @@ impl std::fmt::Debug for Secret {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Ending {
-    /// Exit code.
+    /// The process exited with this code.
     Code(u8),
     /// Signal that killed it.
     Signal(u8),

@@ -16,7 +16,7 @@ const LONGEST_LINE_BYTES: usize = 64 << 20;
 pub(crate) enum Style {
     /// Unmodified bytes, for a single rank.
     Raw,
-    /// Whole lines.
+    /// Print whole lines only.
     Lines,
     /// Whole lines, each with its rank: `[3] line`.
     Tagged,
@@ -74,7 +74,7 @@ impl<Out: Write, Err: Write> Printer<Out, Err> {
         self.put(stream, &printed)
     }
 
-    /// Prints unfinished lines.
+    /// Prints the lines that have no line end yet.
     pub(crate) fn finish(&mut self) -> io::Result<()> {
         for ((rank, stream), rest) in std::mem::take(&mut self.unfinished) {
             let mut printed = Vec::new();

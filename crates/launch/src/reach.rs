@@ -45,7 +45,6 @@ pub struct ReachArgs {
     /// Addresses of the agent, on each of its interfaces.
     #[arg(value_delimiter = ',', required = true)]
     agent: Vec<SocketAddr>,
-    /// The agent's node.
     #[arg(long)]
     node: NodeId,
     /// Number of ranks that may be placed there.

@@ -53,7 +53,7 @@ enum Event {
     NoChildren,
 }
 
-/// Runs the shim.
+/// Runs `dipole shim`, the parent process of the ranks on a node.
 pub fn shim(args: &ShimArgs) -> ExitCode {
     let Err(cause) = try_shim(args) else {
         return ExitCode::SUCCESS;

@@ -25,7 +25,7 @@ impl EndpointId {
 /// An endpoint on a node: destination or source of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Address {
-    /// The node.
+    /// Node id.
     pub node: NodeId,
     /// The endpoint on it.
     pub endpoint: EndpointId,
@@ -48,7 +48,7 @@ pub enum AddressError {
     /// The colon between node and endpoint is missing.
     #[error("`{found}` is not an address: expected NID:DPID, two numbers, as in 1:7")]
     NoColon {
-        /// The text.
+        /// The rejected text.
         found: String,
     },
     /// A part is not a number from 0 to 4294967295.
@@ -59,7 +59,7 @@ pub enum AddressError {
     BadNumber {
         /// The part: `node` or `endpoint`.
         part: &'static str,
-        /// The text.
+        /// The rejected text.
         found: String,
     },
     /// Node 0 does not exist.

@@ -111,7 +111,7 @@ pub enum EnvelopeError {
     /// It is shorter than an empty envelope, or does not have the length in its header.
     #[error("control packet truncated or extended to {found_bytes} bytes")]
     Length {
-        /// Its length.
+        /// Length of the packet in bytes.
         found_bytes: usize,
     },
     /// It does not begin with the magic bytes.
@@ -120,7 +120,7 @@ pub enum EnvelopeError {
     /// It has another version of this format.
     #[error("control packet of version {found}, expected version {VERSION}")]
     Version {
-        /// Its version.
+        /// Version in the packet.
         found: u8,
     },
     /// The checksum does not match.
@@ -135,7 +135,7 @@ pub enum EnvelopeError {
     /// It is a message of another kind.
     #[error("unexpected message of kind {found}")]
     Kind {
-        /// Its kind.
+        /// Message kind in the packet.
         found: u8,
     },
     /// The body is malformed.
@@ -157,9 +157,9 @@ impl Message for Refusal {
 /// An intact packet from a member of our cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct Opened<'a> {
-    /// Sender and receiver.
+    /// Header with sender and receiver.
     pub header: Header,
-    /// Kind of message.
+    /// Kind of the message.
     pub kind: u8,
     body: &'a [u8],
 }
@@ -204,7 +204,7 @@ impl Authenticator {
         self.key.as_ref().map(MacKey::fingerprint)
     }
 
-    /// Encodes a packet.
+    /// Encodes and signs a packet.
     #[must_use]
     pub fn seal<M: Message>(&self, header: Header, message: &M) -> Vec<u8> {
         self.seal_to_length(header, message, 0)

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 /// Variables that identify a process: node, registry, hosts file, key.
 pub mod variables {
-    /// This node's id.
+    /// Variable with this node's id.
     pub const NODE: &str = "DIPOLE_NID";
     /// Directory of the registry.
     pub const RUNTIME_DIR: &str = "DIPOLE_RUNTIME_DIR";
-    /// The hosts file.
+    /// Variable with the path of the hosts file.
     pub const HOSTS: &str = "DIPOLE_HOSTS";
     /// The file of the cluster key.
     pub const KEY: &str = "DIPOLE_KEY";

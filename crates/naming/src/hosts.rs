@@ -34,7 +34,7 @@ const WHAT: &str = "hosts file";
 /// One node of the hosts file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// Its number.
+    /// Node id, at least 1.
     pub node: NodeId,
     /// Its IP address, which its processes bind.
     pub address: IpAddr,
@@ -50,7 +50,7 @@ pub struct Host {
     pub ssh: Option<Word>,
     /// The runtime directory on that host, if not the default.
     pub runtime_dir: Option<Word>,
-    /// Name for display.
+    /// Optional name, only for display.
     pub name: Option<Word>,
 }
 

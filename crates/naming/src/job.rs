@@ -51,7 +51,7 @@ pub struct Job {
     pub id: u64,
     /// Rank of this process, from 0.
     pub rank: u32,
-    /// Number of ranks.
+    /// Number of ranks in the job.
     pub size: u32,
     /// The main endpoint of every rank, by rank.
     pub addresses: Vec<Address>,

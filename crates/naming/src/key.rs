@@ -92,7 +92,7 @@ pub enum KeyError {
     /// The file cannot be read or written.
     #[error("{doing} the cluster key {file}: {cause}")]
     System {
-        /// The file.
+        /// Path of the key file.
         file: PathBuf,
         /// The action that failed.
         doing: &'static str,
@@ -105,9 +105,9 @@ pub enum KeyError {
          if strangers had access make a new one with `dipole key new`"
     )]
     Open {
-        /// The file.
+        /// Path of the key file.
         file: PathBuf,
-        /// Its permissions.
+        /// Permission bits of the file.
         mode: u32,
     },
     /// Another user owns the file.
@@ -116,9 +116,9 @@ pub enum KeyError {
          {own_uid} needs a copy of their own"
     )]
     Owner {
-        /// The file.
+        /// Path of the key file.
         file: PathBuf,
-        /// Its owner.
+        /// User id of the file's owner.
         found_uid: u32,
         /// User of this process.
         own_uid: u32,
@@ -137,13 +137,13 @@ pub enum KeyError {
         KEY_BYTES * 2
     )]
     Content {
-        /// The file.
+        /// Path of the key file.
         file: PathBuf,
     },
     /// A key rotation is in another state than the command expects.
     #[error("{file} holds {found}")]
     Rotation {
-        /// The file.
+        /// Path of the key file.
         file: PathBuf,
         /// The state of the rotation, and what to do.
         found: &'static str,

@@ -26,7 +26,7 @@ pub const LIMITS_FILE: &str = "/etc/dipole/limits";
 /// A limit, and where it was set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// The maximum.
+    /// Maximum number per user.
     pub limit: u32,
     /// Where to change it: a variable, or a file and its line.
     pub set_by: String,
@@ -50,7 +50,7 @@ pub enum LimitReached {
          DIPOLE_MAX_ENDPOINTS"
     )]
     Endpoints {
-        /// The limit.
+        /// The limit that is reached.
         limit: u32,
     },
     /// Processes of this user.
@@ -62,7 +62,7 @@ pub enum LimitReached {
     UserProcesses {
         /// The limit and where it was set.
         bound: Bound,
-        /// The user.
+        /// User id that reached its limit.
         uid: u32,
     },
     /// Endpoints of this user.
@@ -74,7 +74,7 @@ pub enum LimitReached {
     UserEndpoints {
         /// The limit and where it was set.
         bound: Bound,
-        /// The user.
+        /// User id that reached its limit.
         uid: u32,
     },
 }

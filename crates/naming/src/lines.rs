@@ -10,7 +10,7 @@ use std::ops::{Deref, RangeInclusive};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Longest file read.
+/// Longer files are rejected.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// Why a file cannot be used.
@@ -19,9 +19,9 @@ pub enum FileError {
     /// It cannot be read.
     #[error("cannot read the {what} {file}: {cause}")]
     Unreadable {
-        /// Kind of file.
+        /// Kind of file, for example "hosts file".
         what: &'static str,
-        /// The file.
+        /// Path of the file.
         file: PathBuf,
         /// The operating system's error.
         #[source]
@@ -30,17 +30,17 @@ pub enum FileError {
     /// A line is wrong.
     #[error("{file}:{line}: {fault}")]
     Line {
-        /// The file.
+        /// Path of the file.
         file: PathBuf,
         /// Line number, from 1.
         line: usize,
-        /// The fault.
+        /// The fault and its line.
         fault: Fault,
     },
     /// It has no lines.
     #[error("{file}: found no line, expected at least one `{expected}`")]
     Empty {
-        /// The file.
+        /// Path of the file.
         file: PathBuf,
         /// Form of an acceptable line.
         expected: &'static str,
@@ -60,7 +60,7 @@ impl Fault {
         Fault(format!("found `{found}`, expected {expected}"))
     }
 
-    /// Another fault.
+    /// A fault with this description.
     #[must_use]
     pub fn because(text: String) -> Fault {
         Fault(text)
@@ -70,7 +70,7 @@ impl Fault {
 /// The first 80 characters of a text from outside, escaped for an error message.
 #[must_use]
 pub fn excerpt(text: &str) -> String {
-    /// In characters.
+    /// Maximum length of a quoted line, in characters.
     const MOST: usize = 80;
     text.chars()
         .take(MOST)
@@ -209,7 +209,7 @@ pub struct KeyValue<'a> {
     word: &'a str,
     /// Text before the first `=`.
     pub key: &'a str,
-    /// Text after it.
+    /// Text after the first `=`.
     pub value: &'a str,
 }
 

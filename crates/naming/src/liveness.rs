@@ -26,9 +26,9 @@ const GIVE_UP_NS: u64 = 5_000_000_000;
 /// State of a silent process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It runs.
+    /// The process is running.
     Lives,
-    /// It has ended.
+    /// The process has ended.
     Ended,
 }
 

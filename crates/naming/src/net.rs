@@ -1,4 +1,4 @@
-//! Socket addresses.
+//! Helpers for socket addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -94,14 +94,14 @@ pub struct Ports {
     pub incarnation: u64,
 }
 
-/// A live owner.
+/// A running process that owns an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
-    /// Its process id.
+    /// Process id.
     pub pid: u32,
     /// Its command line at the start, truncated.
     pub command: String,
-    /// Its addresses.
+    /// UDP addresses on which it receives packets.
     pub ports: Ports,
 }
 
@@ -114,11 +114,11 @@ pub enum RegistryError {
          DIPOLE_RUNTIME_DIR to a directory of your own"
     )]
     ForeignOwner {
-        /// The directory.
+        /// Path of the runtime directory.
         path: PathBuf,
-        /// Its owner.
+        /// User id of the directory's owner.
         uid: u32,
-        /// Our user.
+        /// User id of this process.
         expected_uid: u32,
     },
     /// Other users can change the content of the directory.
@@ -127,9 +127,9 @@ pub enum RegistryError {
          `chmod go-w` it, or set DIPOLE_RUNTIME_DIR to another"
     )]
     OpenToOthers {
-        /// The directory.
+        /// Path of the runtime directory.
         path: PathBuf,
-        /// Its permissions.
+        /// Permission bits of the directory.
         mode: u32,
     },
     /// Other users could replace the directory.
@@ -138,11 +138,11 @@ pub enum RegistryError {
          {mode:04o}); `chmod +t` that, or set DIPOLE_RUNTIME_DIR to a directory elsewhere"
     )]
     LooseParent {
-        /// The directory.
+        /// Path of the runtime directory.
         path: PathBuf,
-        /// The parent directory.
+        /// The parent directory that others may write.
         parent: PathBuf,
-        /// Its permissions.
+        /// Permission bits of the parent.
         mode: u32,
     },
     /// The path is a symbolic link, or not a directory.
@@ -151,15 +151,15 @@ pub enum RegistryError {
          DIPOLE_RUNTIME_DIR to a directory of your own"
     )]
     NoDirectory {
-        /// The path.
+        /// Path of the file or directory.
         path: PathBuf,
     },
     /// A file operation failed.
     #[error("registry: {doing} {path}: {cause}")]
     Io {
-        /// The operation.
+        /// The operation that failed.
         doing: &'static str,
-        /// The file.
+        /// Path of the file or directory.
         path: PathBuf,
         /// The operating system's error.
         cause: io::Error,
@@ -170,7 +170,7 @@ pub enum RegistryError {
          continue it (SIGCONT) or end it"
     )]
     Stuck {
-        /// The lock file.
+        /// Path of the lock file.
         path: PathBuf,
         /// How long we waited.
         waited_ms: u64,
@@ -181,9 +181,9 @@ pub enum RegistryError {
     /// A file of a live owner is malformed.
     #[error("registry: {path} is damaged ({reason}); end its owner and remove it")]
     Corrupt {
-        /// The file.
+        /// Path of the invalid file.
         path: PathBuf,
-        /// The fault.
+        /// Description of the fault.
         reason: &'static str,
     },
 }
@@ -197,7 +197,7 @@ pub enum ClaimError {
          number or end that process"
     )]
     Taken {
-        /// The endpoint.
+        /// Address of the endpoint that is in use.
         address: Address,
         /// The holder's process id.
         pid: u32,
@@ -210,7 +210,7 @@ pub enum ClaimError {
          {parent_pid} before fork; open a node of your own in the child"
     )]
     Forked {
-        /// The endpoint.
+        /// Address of the endpoint.
         address: Address,
         /// The process that registered.
         parent_pid: u32,
@@ -299,7 +299,7 @@ impl Registry {
         self.node
     }
 
-    /// Its directory.
+    /// Path of the registry's directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.folder
@@ -488,7 +488,6 @@ impl Registration {
         })
     }
 
-    /// The registry.
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.inner.registry
@@ -513,7 +512,6 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// The endpoint.
     #[must_use]
     pub fn endpoint(&self) -> EndpointId {
         self.endpoint
@@ -543,7 +541,7 @@ fn is_locked(file: &File) -> io::Result<bool> {
     Ok(false)
 }
 
-/// A random number.
+/// A number from the kernel's random generator.
 fn random_number() -> io::Result<u64> {
     OsRng.try_next_u64().map_err(io::Error::other)
 }

@@ -1,4 +1,4 @@
-//! Builder of testbeds.
+//! Configures and creates testbeds.
 
 use crate::error::TestbedError;
 use crate::fault::Faults;

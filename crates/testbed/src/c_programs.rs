@@ -124,11 +124,11 @@ pub struct Process {
 /// The result of a process.
 #[derive(Debug)]
 pub struct Finished {
-    /// Its standard output.
+    /// Text on standard output.
     pub out: String,
-    /// Its standard error.
+    /// Text on standard error.
     pub err: String,
-    /// Its exit status.
+    /// Exit status of the process.
     pub status: ExitStatus,
     /// The test killed it.
     pub was_killed: bool,

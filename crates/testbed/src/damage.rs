@@ -9,7 +9,7 @@ const UDP_HEADER_BYTES: usize = 8;
 const UDP_CHECKSUM_AT: usize = 6;
 const FRAGMENT_OFFSET_BITS: u16 = 0x1fff;
 
-/// Ethernet address.
+/// Ethernet address of a node.
 pub(crate) type Station = [u8; 6];
 
 /// Returns the destination and the source of a frame.

@@ -1,4 +1,4 @@
-//! Errors of testbeds.
+//! Errors of creating and using a testbed.
 
 use std::io;
 use std::path::PathBuf;
@@ -24,15 +24,15 @@ pub enum TestbedError {
          with CAP_NET_ADMIN and CAP_SYS_ADMIN"
     )]
     Command {
-        /// The command line.
+        /// Command line that failed.
         command: String,
-        /// Its error output.
+        /// Its standard error.
         cause: String,
     },
     /// The folder for the hosts file and the runtime directories cannot be written.
     #[error("cannot use {path}: {cause}; set TMPDIR to a folder that can be written")]
     Folder {
-        /// The path.
+        /// Path of the file or device.
         path: PathBuf,
         /// The error from the kernel.
         cause: io::Error,
@@ -40,9 +40,9 @@ pub enum TestbedError {
     /// An operation inside a namespace failed.
     #[error("{doing} in the namespace {namespace} failed: {cause}")]
     Namespace {
-        /// The namespace.
+        /// Name of the network namespace.
         namespace: String,
-        /// The operation.
+        /// Operation that failed there.
         doing: &'static str,
         /// The error from the kernel.
         cause: io::Error,

@@ -51,9 +51,9 @@ pub struct FaultCounters {
     pub delivered: u64,
     /// Copies of `frames` whose interface was down or full.
     pub undelivered: u64,
-    /// Frames lost.
+    /// Number of frames lost.
     pub dropped: u64,
-    /// Frames sent twice.
+    /// Number of frames sent twice.
     pub repeated: u64,
     /// Frames held until others have overtaken them.
     pub reordered: u64,

@@ -19,12 +19,12 @@ use crate::names;
 /// A killed process that still exists after this time hangs in the kernel.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Runs `ip`.
+/// Runs `ip` with these arguments.
 pub(crate) fn ip(words: &str) -> Result<(), TestbedError> {
     call("ip", words).map(drop)
 }
 
-/// Runs `tc`.
+/// Runs `tc` with these arguments.
 pub(crate) fn tc(words: &str) -> Result<(), TestbedError> {
     call("tc", words).map(drop)
 }

@@ -31,7 +31,7 @@ pub struct NodePlace {
     pub namespace: String,
     /// Address on each network.
     pub addresses: Vec<Ipv4Addr>,
-    /// Runtime directory.
+    /// Runtime directory of the node.
     pub runtime_dir: PathBuf,
 }
 

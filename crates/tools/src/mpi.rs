@@ -51,7 +51,7 @@ impl Library {
         }
     }
 
-    /// Optional variables.
+    /// Recommended environment variables, which the user may override.
     fn advised(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Library::Openmpi => &[

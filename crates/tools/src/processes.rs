@@ -40,7 +40,7 @@ pub(crate) struct LinksArgs {
     which: Option<Which>,
 }
 
-/// One process.
+/// Selects processes to show.
 #[derive(Clone, Copy, Debug)]
 enum Which {
     Pid(u32),

@@ -67,7 +67,7 @@ pub(crate) fn range(text: &str) -> Result<(u32, u32), String> {
     ordered.ok_or_else(|| format!("{text} is not a range of supersteps such as 100..200"))
 }
 
-/// Prints it.
+/// Runs the subcommand and prints the result.
 pub(crate) fn execute(
     arguments: &TraceArgs,
     json: bool,

@@ -71,7 +71,7 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// The sender's log.
+    /// Ends the sender and returns its log.
     fn end(self) -> String {
         drop(self.input);
         let check = |output: Output| {

@@ -16,11 +16,11 @@ const GRAPH: &str = concat!(
 /// The kind of standard output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum To {
-    /// A closed descriptor.
+    /// Standard output is a closed descriptor.
     Closed,
     /// A pipe without a reader.
     Pipe,
-    /// A full disk.
+    /// Standard output is on a full disk.
     Full,
 }
 

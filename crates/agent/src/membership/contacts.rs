@@ -316,7 +316,6 @@ impl Contacts {
         ]
     }
 
-    /// Removes expired entries.
     pub(super) fn prune(&mut self, now: Duration) {
         self.pending
             .retain(|_, pending| now < pending.last + FORGET_AFTER);

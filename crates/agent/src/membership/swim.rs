@@ -14,7 +14,6 @@ pub(super) fn nonzero(number: usize) -> NonZeroUsize {
 /// A decoded packet of foca.
 pub(super) struct Swim<'a> {
     pub(super) header: Header<Member>,
-    /// The encoded header.
     pub(super) head: &'a [u8],
     pub(super) updates: Vec<foca::Member<Member>>,
 }

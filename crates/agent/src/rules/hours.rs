@@ -41,7 +41,7 @@ impl fmt::Display for Moment {
 pub(crate) struct Hours {
     /// As written in the file.
     text: String,
-    /// From Monday on.
+    /// Permitted days of the week; index 0 is Monday.
     days: [bool; 7],
     begin: u32,
     length: u32,

@@ -21,7 +21,7 @@ const VARIABLE: &str = "DIPOLE_AGENT_RULES";
 const EXPECTED: &str = "max-load = 1.0, hours = [\"Mon-Fri 19:00-07:00\", \"Sat-Sun\"], users-logged-in = \
                         \"allow\", \"refuse-others\" or \"refuse\", max-ranks = 8";
 
-/// The owner's rules.
+/// The rules in the owner's configuration file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Rules {
     /// Maximum load of the last minute, per core.

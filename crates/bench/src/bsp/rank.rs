@@ -48,7 +48,7 @@ pub struct RankArgs {
     /// Number of repetitions
     #[arg(long)]
     pub(super) samples: usize,
-    /// The largest h
+    /// Maximum h in bytes
     #[arg(long)]
     pub(super) most_bytes: usize,
     /// Measure only supersteps timed one by one, this many of each relation

@@ -7,7 +7,6 @@ use crate::output::new_table;
 use crate::statistics::as_float;
 use dipole_page::byte_size;
 
-/// Returns all tables.
 pub(crate) fn all(rows: &[Row]) -> String {
     let tables = [
         parameters(rows),

@@ -166,7 +166,6 @@ fn best(times: &[Vec<f64>]) -> usize {
     }
 }
 
-/// Describes the choices.
 pub(super) fn description(choices: &Choices) -> String {
     let Choices {
         eager_bytes,

@@ -205,7 +205,7 @@ impl Answer {
     }
 }
 
-/// Replaces control characters.
+/// Replaces control characters, so that remote text cannot control the terminal.
 fn plain(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '?' } else { c })

@@ -122,7 +122,6 @@ impl Running {
         child.wait().expect("`timeout` ends with the program");
     }
 
-    /// Closes its input.
     pub fn end_input(&mut self) {
         let child = self.0.as_mut().expect("a running program");
         drop(child.stdin.take().expect("a piped input"));

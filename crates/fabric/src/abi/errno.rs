@@ -6,7 +6,7 @@ pub const FI_ENOMSG: i32 = libc::ENOMSG;
 pub const FI_EAGAIN: i32 = libc::EAGAIN;
 /// Invalid argument.
 pub const FI_EINVAL: i32 = libc::EINVAL;
-/// Not offered.
+/// Function not provided.
 pub const FI_ENOSYS: i32 = libc::ENOSYS;
 /// Nothing meets the hints.
 pub const FI_ENODATA: i32 = libc::ENODATA;
@@ -14,7 +14,7 @@ pub const FI_ENODATA: i32 = libc::ENODATA;
 pub const FI_ENOMEM: i32 = libc::ENOMEM;
 /// No such operation.
 pub const FI_EOPNOTSUPP: i32 = libc::EOPNOTSUPP;
-/// Any other failure.
+/// Any other error.
 pub const FI_EIO: i32 = libc::EIO;
 /// Still in use.
 pub const FI_EBUSY: i32 = libc::EBUSY;

@@ -1,4 +1,4 @@
-//! `rdma/fabric.h`.
+//! Types of libfabric's header `rdma/fabric.h`.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -126,11 +126,11 @@ pub struct Ops {
     pub bind: unsafe extern "C" fn(*mut Fid, *mut Fid, u64) -> c_int,
     /// Executes a command.
     pub control: unsafe extern "C" fn(*mut Fid, c_int, *mut c_void) -> c_int,
-    /// Not offered.
+    /// Not implemented.
     pub ops_open: Missing,
-    /// Not offered.
+    /// Not implemented.
     pub tostr: Missing,
-    /// Not offered.
+    /// Not implemented.
     pub ops_set: Missing,
 }
 
@@ -218,9 +218,9 @@ pub struct DomainAttr {
     pub max_err_data: usize,
     pub mr_cnt: usize,
     pub tclass: u32,
-    /// Since 1.20.
+    /// Added in libfabric 1.20.
     pub max_ep_auth_key: usize,
-    /// Since 2.0.
+    /// Added in libfabric 2.0.
     pub max_group_id: u32,
 }
 

@@ -25,8 +25,8 @@ pub struct Provider {
         *const Info,
         *mut *mut Info,
     ) -> c_int,
-    /// Opens its fabric.
+    /// Opens a fabric.
     pub fabric: unsafe extern "C" fn(*mut FabricAttr, *mut *mut FidFabric, *mut c_void) -> c_int,
-    /// Called last.
+    /// Called once, before libfabric unloads the provider.
     pub cleanup: unsafe extern "C" fn(),
 }

@@ -30,7 +30,7 @@ fn clean(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// An MPI library.
+/// MPI library under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Library {
     /// Open MPI 4 from Debian.

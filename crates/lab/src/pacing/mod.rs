@@ -53,7 +53,7 @@ pub(crate) struct PacingArgs {
     html: Option<PathBuf>,
 }
 
-/// Measures and prints.
+/// Runs the subcommand `pacing`.
 pub(crate) fn execute(args: &PacingArgs, output: &mut Output<'_>) -> Result<bool, Box<dyn Error>> {
     output.wide = args.wide;
     let default = if args.quick { 3 } else { 20 };
@@ -67,7 +67,7 @@ pub(crate) fn execute(args: &PacingArgs, output: &mut Output<'_>) -> Result<bool
 /// The measurements to make.
 #[derive(Clone, Copy, Debug)]
 struct PacingPlan {
-    /// Supersteps per number.
+    /// Supersteps per number of ranks.
     supersteps: usize,
     /// Measure only some points of each figure.
     quick: bool,
@@ -107,9 +107,9 @@ struct PacingRow {
     g_ns_per_byte: f64,
     /// Standard deviation relative to the mean.
     g_deviation: f64,
-    /// Share of frames.
+    /// Share of frames that were lost.
     lost: f64,
-    /// Share of payload.
+    /// Share of the payload that arrived.
     arrived: f64,
     /// Relative to packets with payload.
     acknowledgements: f64,
@@ -477,7 +477,6 @@ impl PacingPlan {
     }
 }
 
-/// Measures and prints.
 fn measure(
     plan: &PacingPlan,
     html: Option<&Path>,

@@ -32,7 +32,7 @@ static USED: AtomicU16 = AtomicU16::new(0);
 /// Messages of a trial, which determines the number for a measurement.
 const TRIAL: u32 = 500;
 const MOST_MESSAGES: f64 = 2e6;
-/// Polling interval.
+/// Interval between checks for the result of a measurement.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// Time for the following side to exit after the leading one, or after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);

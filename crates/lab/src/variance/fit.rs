@@ -158,7 +158,7 @@ pub(super) fn largest_of(normal: (f64, f64), count: f64) -> (f64, f64) {
         first += z * density;
         second += z * z * density;
     }
-    // Truncate the ends.
+    // Moments of the truncated distribution.
     let (first, second) = (first / all, second / all);
     let deviation = (second - first * first).max(0.0).sqrt();
     (mean + sd * first, sd * deviation)

@@ -94,7 +94,7 @@ struct VariancePlan {
     /// Supersteps of each relation.
     supersteps: usize,
     ranks: Vec<u32>,
-    /// Simulated nodes.
+    /// Numbers of simulated nodes.
     nodes: Vec<u32>,
     link: LinkName,
     has_bpf: bool,
@@ -148,7 +148,7 @@ struct Predicted {
     distance: f64,
 }
 
-/// One distribution.
+/// Results for one distribution.
 #[derive(Clone, Debug, Serialize)]
 struct VarianceRow {
     bench: &'static str,

@@ -18,7 +18,7 @@ const MOST_ON_BUS: usize = 32;
 /// Limit of nodes with pacing: with more, a process sends less than a packet per slot.
 const MOST_PACED: usize = 32;
 
-/// A simulated network.
+/// Network model of the simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum System {
     Switch,

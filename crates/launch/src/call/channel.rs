@@ -25,9 +25,9 @@ const REPLY_BYTES: usize = 48;
 pub enum Frame {
     /// Standard input or output.
     Data(Vec<u8>),
-    /// Standard error.
+    /// Bytes of standard error.
     Errors(Vec<u8>),
-    /// Standard input ends.
+    /// Standard input has ended.
     InputEnd,
     /// The last frame: the exit status of the guard.
     Last(u8),
@@ -35,7 +35,7 @@ pub enum Frame {
     Request(Vec<u8>),
     /// An [`Answer`](super::Answer).
     Answer(Vec<u8>),
-    /// Keepalive.
+    /// Sent periodically while there is nothing else to send.
     Alive,
     /// Proof that this end still holds the key: see [`Standing`](super::Standing).
     Proof(Vec<u8>),
@@ -141,7 +141,6 @@ pub struct Sender<W> {
 }
 
 impl<W: Write> Sender<W> {
-    /// The underlying stream.
     pub fn stream(&self) -> &W {
         &self.to
     }

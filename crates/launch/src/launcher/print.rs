@@ -61,7 +61,7 @@ pub(super) enum Print {
     Started(u32),
     Message(String),
     Event(serde_json::Value),
-    /// The last message.
+    /// Last message: the outcome of the job.
     Done {
         status: Option<u8>,
     },

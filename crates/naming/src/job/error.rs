@@ -32,25 +32,25 @@ pub enum JobError {
          `dipole run -n P PROGRAM`, srun or mpirun"
     )]
     Missing {
-        /// Its name.
+        /// Name of the variable.
         variable: &'static str,
     },
     /// A variable's value cannot be used.
     #[error("{variable} is `{found}`, expected {expected}")]
     Bad {
-        /// Its name.
+        /// Name of the variable.
         variable: &'static str,
-        /// Its value.
+        /// Its invalid value.
         found: String,
-        /// Valid values.
+        /// Description of the valid values.
         expected: String,
     },
     /// A launcher started this process but a variable is missing.
     #[error("{launcher} started this process but {variable} is not set; {advice}")]
     Lacking {
-        /// The launcher.
+        /// Launcher that left the variable unset.
         launcher: Launcher,
-        /// The missing variable.
+        /// Name of the missing variable.
         variable: &'static str,
         /// Advice to the user.
         advice: &'static str,
@@ -58,9 +58,9 @@ pub enum JobError {
     /// Two variables of a launcher, or the launcher and the hosts file, contradict each other.
     #[error("{launcher} started this process but {between}; {advice}")]
     Disagreement {
-        /// The launcher.
+        /// Launcher that set the variables.
         launcher: Launcher,
-        /// The contradiction.
+        /// The contradicting variables and their values.
         between: String,
         /// Advice to the user.
         advice: &'static str,
@@ -78,7 +78,7 @@ pub enum JobError {
          (DIPOLE_HOSTS)"
     )]
     Unresolved {
-        /// The name.
+        /// Name of the job.
         name: String,
         /// How long the process waited.
         waited_s: u64,

@@ -10,7 +10,7 @@ use crate::hosts::Hosts;
 /// Data that a process needs to open its node.
 #[derive(Debug)]
 pub struct RankPlacement {
-    /// Its node.
+    /// Node on which the rank runs.
     pub node: NodeId,
     /// All nodes; `None` if the job has only one.
     pub hosts: Option<Hosts>,

@@ -18,7 +18,7 @@ pub const ANNOUNCEMENT_BYTES: usize = 384;
 pub struct Announcement {
     /// Its cluster; agents of other clusters ignore it.
     pub cluster: String,
-    /// The node.
+    /// Node that the announcement describes.
     pub node: NodeId,
     /// Incarnation of the agent: its start time.
     pub incarnation: u64,
@@ -33,7 +33,7 @@ pub struct Announcement {
 /// Properties of a node that its agent publishes, besides its number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeFacts {
-    /// The directory's port.
+    /// UDP port of the node's directory.
     pub port: u16,
     /// Ranks that the launcher places there.
     pub slots: u32,
@@ -43,7 +43,7 @@ pub struct NodeFacts {
     pub control: Option<IpAddr>,
     /// Name for display; may be empty.
     pub name: String,
-    /// The agent's version.
+    /// Version of Dipole that the agent runs.
     pub version: String,
 }
 

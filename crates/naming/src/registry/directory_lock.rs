@@ -40,7 +40,7 @@ pub enum DirectoryLockError {
         holder::suffix(*.address)
     )]
     Port {
-        /// The address.
+        /// Address of the directory that is in use.
         address: SocketAddr,
         /// The operating system's error.
         cause: io::Error,

@@ -29,16 +29,16 @@ pub struct EdgeTraffic {
     pub target: Address,
     /// True if it uses shared memory.
     pub local: bool,
-    /// Messages sent.
+    /// Number of messages sent.
     pub messages: u64,
-    /// Payload bytes sent.
+    /// Number of payload bytes sent.
     pub bytes: u64,
 }
 
 /// Registry entries of one process.
 #[derive(Clone, Debug)]
 pub struct OwnerSurvey {
-    /// The process.
+    /// Process that owns these entries.
     pub owner: Owner,
     /// Its open endpoints, sorted.
     pub endpoints: Vec<EndpointId>,
@@ -64,7 +64,7 @@ impl Registry {
             .map_err(failed("touching", &path))
     }
 
-    /// Withdraws the request.
+    /// Withdraws the request to write edge counters.
     pub fn unwatch(&self) {
         let _ = std::fs::remove_file(self.folder.join(WATCHED));
     }

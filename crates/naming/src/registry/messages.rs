@@ -83,7 +83,7 @@ impl ProbeLength {
         ProbeLength(bytes.clamp(Self::SHORTEST.0, Self::LONGEST.0))
     }
 
-    /// In bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub const fn bytes(self) -> usize {
         self.0

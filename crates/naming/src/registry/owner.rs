@@ -77,7 +77,7 @@ pub(super) fn is_alive(path: &Path) -> Result<bool, RegistryError> {
 /// Identifies a process: pid namespace and pid.
 pub(super) type ProcessKey = (u64, u32);
 
-/// This process.
+/// Key of the calling process.
 pub(super) fn this_process() -> ProcessKey {
     (pid_namespace(), std::process::id())
 }

@@ -16,15 +16,15 @@ use super::folder::{failed, names};
 use super::{COUNTERS_PREFIX, LINKS_PREFIX, Owner, Registry, RegistryError, owner};
 use crate::address::{EndpointId, NodeId};
 
-/// Longest file read.
+/// Longer reports are not read.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// Link of a process to a peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkUse {
-    /// The peer's node.
+    /// Node of the peer.
     pub node: NodeId,
-    /// The peer's incarnation.
+    /// Incarnation of the peer.
     pub incarnation: u64,
     /// Link of small messages: `shm`, `bpf` or `udp`.
     pub link: String,
@@ -37,7 +37,7 @@ pub struct LinkUse {
 /// Counters of a process, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
-    /// Its process id.
+    /// Process id of the owner.
     pub pid: u32,
     /// Counts so far, and current values.
     pub values: Vec<(String, u64)>,
@@ -46,7 +46,7 @@ pub struct Counters {
 /// Report of one process.
 #[derive(Clone, Debug)]
 pub struct ProcessReport {
-    /// Its incarnation.
+    /// Incarnation of the process.
     pub incarnation: u64,
     /// The process; `None` if it has died and its files are left.
     pub owner: Option<Owner>,

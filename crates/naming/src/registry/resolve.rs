@@ -28,9 +28,9 @@ const INTERFACE_TIMEOUT: Duration = Duration::from_millis(100);
 pub enum KnownBy {
     /// Neither hosts file nor agent.
     Nothing,
-    /// A hosts file.
+    /// Nodes come from a hosts file.
     File,
-    /// This node's agent.
+    /// Nodes come from this node's agent.
     Agent {
         /// How long the look-up waited for the node.
         waited: Duration,
@@ -43,7 +43,7 @@ pub enum ResolveError {
     /// Neither the hosts file nor this node's agent knows the node.
     #[error("{}", unknown(.address.node, *.hosts))]
     UnknownNode {
-        /// The endpoint.
+        /// Endpoint that was looked up.
         address: Address,
         /// Source of the list of nodes.
         hosts: KnownBy,
@@ -55,7 +55,7 @@ pub enum ResolveError {
         .waited.as_secs_f64()
     )]
     NoSuchEndpoint {
-        /// The endpoint.
+        /// Endpoint that was looked up.
         address: Address,
         /// How long the look-up waited.
         waited: Duration,
@@ -67,7 +67,7 @@ pub enum ResolveError {
         .waited.as_secs_f64(), in_brackets(.cause.as_ref())
     )]
     NoAnswer {
-        /// The endpoint.
+        /// Endpoint that was looked up.
         address: Address,
         /// The address that was queried.
         directory: SocketAddr,
@@ -77,14 +77,14 @@ pub enum ResolveError {
         #[source]
         cause: Option<io::Error>,
     },
-    /// Another node replied.
+    /// A different node uses the address in the hosts file.
     #[error(
         "node {answered} replied from {directory}, not node {}; correct the hosts file or \
          DIPOLE_NID there",
         .address.node
     )]
     WrongNode {
-        /// The endpoint.
+        /// Endpoint that was looked up.
         address: Address,
         /// The address that was queried.
         directory: SocketAddr,
@@ -97,7 +97,7 @@ pub enum ResolveError {
         .address.node, .mismatch.explain(.fingerprint.as_deref())
     )]
     OtherCluster {
-        /// The endpoint.
+        /// Endpoint that was looked up.
         address: Address,
         /// The address that was queried.
         directory: SocketAddr,

@@ -22,7 +22,7 @@ pub(super) struct Responder {
 /// Reaction to a packet.
 #[derive(Debug)]
 pub(super) enum Action {
-    /// Send this reply.
+    /// Send this encoded reply.
     Respond(Vec<u8>),
     /// Send this refusal: the sender is not a member of our cluster.
     Refuse(Vec<u8>),

@@ -83,7 +83,6 @@ fn say(text: impl std::fmt::Display) {
     println!("> {text}");
 }
 
-/// Stays until killed.
 fn stay() -> ! {
     loop {
         std::thread::park();

@@ -1,4 +1,4 @@
-//! Sockets inside nodes.
+//! UDP and raw sockets in the namespaces of nodes.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;

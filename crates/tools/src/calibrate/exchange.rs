@@ -36,7 +36,6 @@ pub(super) struct Measured {
 }
 
 impl Measured {
-    /// Appends more supersteps.
     pub(super) fn add(&mut self, more: Measured) {
         self.times_ns.extend(more.times_ns);
         for (packets, more) in self.packets.iter_mut().zip(more.packets) {
@@ -57,7 +56,7 @@ pub(super) struct Member {
     node: Node,
     link: &'static str,
     inbox: Endpoint,
-    /// By rank.
+    /// Edges to the other ranks, indexed by rank.
     edges: Vec<Option<Edge>>,
     group: Group,
     content: Bytes,

@@ -102,13 +102,13 @@ impl Finding {
         }
     }
 
-    /// Sets the subject.
+    /// Sets the node, interface or file that the finding is about.
     pub(super) fn about(mut self, subject: impl Into<String>) -> Finding {
         self.subject = subject.into();
         self
     }
 
-    /// Sets the advice.
+    /// Sets the advice to the user.
     pub(super) fn advise(mut self, advice: impl Into<String>) -> Finding {
         self.advice = advice.into();
         self

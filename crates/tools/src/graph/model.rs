@@ -28,7 +28,7 @@ pub(super) struct Edge {
     pub(super) to: Address,
 }
 
-/// A valid graph.
+/// A graph that passed all checks.
 #[derive(Clone, Debug)]
 pub(super) struct Graph {
     pub(super) file: PathBuf,

@@ -57,7 +57,7 @@ fn columns(count: usize) -> usize {
         .unwrap_or(1)
 }
 
-/// Draws the graph.
+/// Draws the graph as SVG.
 pub(super) fn draw(graph: &Graph) -> String {
     let (boxes, circles, width, height) = layout(graph);
     let vertices = position_endpoints(graph, &circles);

@@ -15,7 +15,7 @@ use super::Done;
 use super::model::Graph;
 use crate::output::table;
 
-/// A sample.
+/// Endpoints and edges at one time.
 #[derive(Debug, Serialize)]
 struct Look {
     endpoints: Vec<SeenEndpoint>,

@@ -9,7 +9,7 @@ pub(super) struct FileFacts<'a> {
     /// The last part of its path.
     #[serde(with = "serde_bytes")]
     pub(super) name: &'a [u8],
-    /// Permission bits.
+    /// Permission bits of the file.
     pub(super) mode: u32,
     /// Time of its last modification, in nanoseconds since 1970.
     pub(super) modified_ns: i64,
@@ -24,7 +24,7 @@ pub(super) enum Kind<'a> {
         #[serde(borrow)]
         file: Option<FileFacts<'a>>,
         lines: bool,
-        /// Another file follows.
+        /// Another file follows this one.
         more: bool,
     },
     /// From the receiver: continue. The bytes before this message's offset exist from an earlier

@@ -79,7 +79,6 @@ impl Progress {
         self.bytes = there_bytes;
     }
 
-    /// Counts one message.
     pub(super) fn add(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
         self.messages += 1;

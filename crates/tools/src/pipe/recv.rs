@@ -48,7 +48,7 @@ pub(crate) struct RecvArgs {
     pipe: PipeArgs,
 }
 
-/// The receiving endpoint.
+/// Endpoint or port that receives.
 #[derive(Clone, Copy, Debug)]
 enum At {
     Here(EndpointId),
@@ -153,7 +153,7 @@ struct Listener<'a> {
     args: &'a RecvArgs,
     node: &'a Node,
     endpoint: &'a Endpoint,
-    /// Sends replies.
+    /// Endpoint from which replies are sent.
     reply: &'a Endpoint,
     partner: Partner,
     rejected: HashSet<(Address, u64)>,

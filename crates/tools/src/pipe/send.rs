@@ -67,7 +67,7 @@ struct Piece {
 enum Report {
     /// It is ready, and has this many bytes already, with this CRC32C.
     Ready { offset_bytes: u64, crc: u32 },
-    /// It has everything.
+    /// The receiver has everything.
     Complete,
 }
 
@@ -148,7 +148,7 @@ fn tell(summary: &Summary<'_>, as_json: bool, out: &mut dyn Write) -> io::Result
     }
 }
 
-/// An input.
+/// Source of the data: a file or standard input.
 struct Input {
     /// The name as it was given; `None` for standard input.
     path: Option<PathBuf>,

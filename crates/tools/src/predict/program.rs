@@ -24,7 +24,7 @@ pub(super) struct Superstep {
     took_ns: f64,
 }
 
-/// A traced program.
+/// Costs of a traced program, as input of a prediction.
 #[derive(Debug)]
 pub(super) struct Program {
     pub(super) link: String,

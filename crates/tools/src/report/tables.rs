@@ -6,7 +6,7 @@ use dipole_model::Profile;
 use crate::output::Failure;
 use crate::trace::{Run, Summary};
 
-/// A table.
+/// A table of the report.
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) headings: Vec<&'static str>,

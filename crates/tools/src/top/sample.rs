@@ -12,14 +12,14 @@ use serde::Serialize;
 use crate::output::Failure;
 use crate::processes::{Found, all};
 
-/// One sample.
+/// State of all processes at one time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Now {
     pub(super) processes: Vec<Process>,
     pub(super) ranks: Vec<Rank>,
 }
 
-/// A process.
+/// State of one process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Process {
     pub(super) node: u32,
@@ -33,7 +33,7 @@ pub(super) struct Process {
     pub(super) bytes_in_per_s: f64,
     pub(super) repeats_per_s: f64,
     pub(super) prods_per_s: f64,
-    /// Received but unread.
+    /// Bytes received but not yet read.
     pub(super) unread_bytes: u64,
     /// Number of peers per link.
     pub(super) links: BTreeMap<String, u64>,
@@ -59,7 +59,7 @@ pub(super) struct Edge {
 pub(super) struct Rank {
     pub(super) rank: u32,
     pub(super) host: String,
-    /// Supersteps so far.
+    /// Number of supersteps so far.
     pub(super) supersteps: u32,
     pub(super) supersteps_per_s: f64,
     /// The call that ended the last superstep.
@@ -89,7 +89,7 @@ pub(super) struct Sampler {
     runtime: PathBuf,
     traces: Option<PathBuf>,
     last: Option<Instant>,
-    /// By incarnation.
+    /// Previous counters of each process, by incarnation.
     counts: BTreeMap<u64, Counts>,
     edges: BTreeMap<(Address, Address), EdgeTraffic>,
     supersteps: BTreeMap<u32, u32>,

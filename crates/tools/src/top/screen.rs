@@ -92,7 +92,7 @@ pub(super) struct View {
 }
 
 impl View {
-    /// Selects another process.
+    /// Moves the selection by this number of rows.
     pub(super) fn step(&mut self, by: isize) {
         self.at = self.at.saturating_add_signed(by);
         self.chosen = None;

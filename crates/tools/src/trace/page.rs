@@ -12,7 +12,7 @@ use super::tree::Node;
 const TEXT: &str = "A superstep computes as long as its slowest rank, and communicates as long as the rank that \
                     was in the call for the least time. Times are durations on one clock each.";
 
-/// The whole page.
+/// Returns the whole HTML page.
 pub(crate) fn html(run: &Run<'_>, summary: &Summary) -> String {
     let facts = facts(run, summary);
     let heading = Heading {

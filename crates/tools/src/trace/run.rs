@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use dipole_bsp::trace::{Step, TraceFile, total};
 
-/// A run.
+/// The trace files of all ranks of a run.
 pub(crate) struct Run<'a> {
     pub(crate) files: &'a [TraceFile],
     /// The calls that ended supersteps, in order of first appearance.

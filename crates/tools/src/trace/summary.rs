@@ -19,7 +19,7 @@ pub(crate) struct Profile {
     pub(crate) utilisation: f64,
     /// Sum over supersteps of the time in the call of the rank that waited least.
     pub(crate) communicate_ns: u64,
-    /// The predicted sum.
+    /// Sum of the predicted communication times in ns.
     pub(crate) predicted_communicate_ns: f64,
     /// Sum over supersteps of the most bytes that a rank sent or received, and of their mean.
     pub(crate) h_bytes: u64,
@@ -51,7 +51,7 @@ pub(crate) struct ClockError {
     pub(crate) error_ns: u64,
 }
 
-/// A whole program.
+/// Totals of the whole program.
 #[derive(Debug, Serialize)]
 pub(crate) struct Summary {
     pub(crate) ranks: u32,
@@ -65,7 +65,7 @@ pub(crate) struct Summary {
     pub(crate) communicate_ns: u64,
     pub(crate) calls: Vec<Profile>,
     pub(crate) predictions: Predictions,
-    /// The call graph.
+    /// Times by call site, as a tree.
     pub(crate) tree: Node,
     /// Functions on the path to the most expensive call.
     pub(crate) hottest: String,
@@ -73,7 +73,6 @@ pub(crate) struct Summary {
     pub(crate) notes: Vec<String>,
 }
 
-/// Summarises a run.
 pub(crate) fn summarise(run: &Run<'_>, clocks: Option<&Clocks>) -> Summary {
     let head = &run.files[0].header;
     let mut notes = notes(run.files);

@@ -16,7 +16,7 @@ use super::symbols::{Function, Symbols};
 use super::{MOST_ROWS, cannot_write};
 use crate::output::{Failure, table};
 
-/// One process.
+/// Waits recorded by one process.
 #[derive(Debug, PartialEq, Serialize)]
 struct Process {
     name: String,
@@ -36,7 +36,7 @@ struct Process {
 struct Call {
     /// File and line, or the function.
     place: String,
-    /// Outermost first.
+    /// Call stack, outermost function first.
     path: String,
     call: String,
     causes: Vec<&'static str>,

@@ -28,7 +28,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketType, eth, recv, socket};
 use rustix::time::{ClockId, clock_gettime};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Messages in flight.
+/// Maximum number of messages in flight.
 const WINDOW: u64 = 32;
 /// Minimum number of messages of a conversation.
 const LEAST: u64 = 50;
@@ -464,7 +464,7 @@ fn attackers_without_the_key_cannot_harm_members() {
         assert!(status["strangers"].as_u64() > Some(0), "{status}");
     }
 
-    // Service continues.
+    // The service continues: new processes can join.
     join(&scene);
     let over = AtomicBool::new(true);
     scene.converse(&first, &second, &over);

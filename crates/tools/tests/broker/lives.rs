@@ -70,7 +70,7 @@ fn spin(scene: &Scene, uid: u32, link: &mut dipole_bpf::Bpf) {
     });
 }
 
-/// A service manager.
+/// Plays the service manager: receives notifications and keeps descriptors.
 struct Manager {
     kept: Arc<Mutex<Vec<(String, OwnedFd)>>>,
     ends: Arc<AtomicBool>,
@@ -154,7 +154,6 @@ impl Drop for Manager {
     }
 }
 
-/// Handles one notification.
 fn attend(socket: &UnixDatagram, kept: &Mutex<Vec<(String, OwnedFd)>>) {
     let mut text = [0; 512];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];

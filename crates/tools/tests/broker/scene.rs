@@ -292,7 +292,7 @@ impl Scene {
         found.expect("the node").expect("root may ask")
     }
 
-    /// The broker's status.
+    /// Status of the broker, as JSON.
     pub(crate) fn status(&self) -> serde_json::Value {
         let status = read_status(&self.broker()).expect("a broker");
         serde_json::to_value(status).expect("JSON")

@@ -137,7 +137,7 @@ fn parent_of(number: i32) -> i32 {
 const WITH_DAEMON: &str = "setsid sleep 1000 </dev/null >/dev/null 2>&1 & \
                            echo $$; echo $!; trap '' TERM; while :; do sleep 1000; done";
 
-/// An executable script.
+/// Creates an executable shell script.
 fn script(folder: &Path, text: &str) -> PathBuf {
     let path = folder.join("rsh");
     std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();

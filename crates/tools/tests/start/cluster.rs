@@ -91,7 +91,7 @@ impl Cluster {
     }
 }
 
-/// A running job.
+/// A job that runs in the background.
 pub(crate) struct Job {
     launcher: Child,
     lines: BufReader<ChildStdout>,
