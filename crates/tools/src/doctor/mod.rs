@@ -7,6 +7,7 @@
 //! [`job_peers`] coordinates the ranks of a job. The only change it makes is to create the runtime
 //! directory, as every program does.
 
+mod answer;
 mod bpf_link;
 mod busy_poll;
 mod device;

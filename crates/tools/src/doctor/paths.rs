@@ -7,8 +7,9 @@ use std::time::Duration;
 use dipole_node::hosts::Host;
 use dipole_node::registry::{ProbeLength, ProbeResult, Prober};
 
+use super::answer::Answer;
 use super::finding::Finding;
-use super::peer::{Answer, Own, TRIES, headers, who};
+use super::peer::{Own, TRIES, headers, who};
 
 /// Result of probing one of a node's addresses.
 #[derive(Debug)]

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use dipole_naming::key::random_bytes;
 use dipole_node::hosts::Host;
 use dipole_node::registry::{self, Presence, ProbeLength, ProbeResult, Prober};
-use dipole_node::{ClusterKey, EndpointId, KeyMismatch, PortRange};
+use dipole_node::{ClusterKey, EndpointId, PortRange};
 
+use super::answer::Answer;
 use super::busy_poll;
 use super::finding::Finding;
 use super::verdict::{self, Size};
@@ -41,23 +42,6 @@ pub(super) struct Own<'a> {
     pub(super) ports: Option<PortRange>,
     /// How long to wait for a reply.
     pub(super) patience: Duration,
-}
-
-/// What replies at a directory.
-#[derive(Debug)]
-pub(super) enum Answer {
-    /// The expected node replied.
-    Right,
-    /// A different node replied.
-    Wrong,
-    /// A process with another cluster key.
-    Stranger(KeyMismatch),
-    /// No reply.
-    Silent,
-    /// The host's kernel: the port is closed.
-    Refused,
-    /// The probe could not be sent.
-    Failed(io::Error),
 }
 
 pub(super) fn examine(host: &Host, own: Own<'_>) -> Vec<Finding> {

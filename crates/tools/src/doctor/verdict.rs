@@ -7,8 +7,8 @@ use std::time::Duration;
 use dipole_node::hosts::Host;
 use dipole_node::{ClusterKey, KeyMismatch, PortRange};
 
+use super::answer::Answer;
 use super::finding::Finding;
-use super::peer::Answer;
 
 /// Lengths of UDP payloads to a node.
 #[derive(Clone, Copy, Debug)]
