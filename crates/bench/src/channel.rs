@@ -132,7 +132,10 @@ mod tests {
     fn until_gives_up_after_its_limit_and_says_what_it_waited_for() {
         let error = until::<()>("waiting for a signal", Duration::ZERO, || Ok(None)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        assert!(error.to_string().contains("waiting for a signal"), "{error}");
+        assert!(
+            error.to_string().contains("waiting for a signal"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -455,7 +455,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(links) = std::env::args().nth(2) {
         let links: Vec<&str> = links.split(',').collect();
         let link = links[job.rank as usize % links.len()];
-        config.links = link.parse().map_err(|()| format!("{link} is not a valid link"))?;
+        config.links = link
+            .parse()
+            .map_err(|()| format!("{link} is not a valid link"))?;
     }
     config.connect_timeout = RETRY;
     let node = Node::open(config)?;

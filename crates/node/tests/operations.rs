@@ -115,7 +115,9 @@ fn an_edge_to_a_missing_endpoint_times_out_with_the_reason() {
     let text = error.to_string();
     assert!(text.contains("no process opened it"), "{text}");
     assert!(matches!(edge.send(b"x"), Err(SendError::Unreachable(_))));
-    let target = from.target(Address::new(1, 99)).expect_err("no such endpoint");
+    let target = from
+        .target(Address::new(1, 99))
+        .expect_err("no such endpoint");
     assert!(
         target.to_string().contains("no process opened it"),
         "{target}"

@@ -239,7 +239,10 @@ fn a_killed_process_is_detected_without_traffic_if_it_is_watched() {
         let begun = Instant::now();
         let gone = loop {
             assert!(endpoint.receive_timeout(QUIET / 4).is_err());
-            assert!(begun.elapsed() < PATIENCE, "{links:?}: the loss was not reported");
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "{links:?}: the loss was not reported"
+            );
             if let Err(gone) = edge.watch() {
                 break gone;
             }

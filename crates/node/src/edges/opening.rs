@@ -56,7 +56,9 @@ pub(super) fn connect(
             Some(Err(cause)) if policy.links == Links::Shm => {
                 return Err(no_memory(cause.to_string()));
             }
-            Some(Err(cause)) => tracing::warn!("messages to endpoint {to} use packets, not shared memory: {cause}"),
+            Some(Err(cause)) => {
+                tracing::warn!("messages to endpoint {to} use packets, not shared memory: {cause}")
+            }
             None => {}
         }
     } else if policy.links == Links::Shm {

@@ -288,7 +288,10 @@ impl World {
         while let Polled::Ready(count) = process.engine.poll_memory_to(endpoint, &mut taker) {
             let taken = std::mem::take(&mut taker.taken);
             if taken.len() != count {
-                return Err(format!("{} messages arrived, {count} were announced", taken.len()));
+                return Err(format!(
+                    "{} messages arrived, {count} were announced",
+                    taken.len()
+                ));
             }
             for (source, bytes, is_in_place) in taken {
                 self.totals.read_in_place += u64::from(is_in_place);

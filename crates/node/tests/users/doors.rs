@@ -181,7 +181,10 @@ fn sessions(victim: &Facts, key: Option<&ClusterKey>, mismatch: KeyMismatch) {
             assert_eq!(departure.reason, GoneReason::Key(mismatch));
             return;
         }
-        assert!(begun.elapsed() < crate::PATIENCE, "no process refuses the connection");
+        assert!(
+            begun.elapsed() < crate::PATIENCE,
+            "no process refuses the connection"
+        );
         std::thread::sleep(Duration::from_micros(200));
     }
 }

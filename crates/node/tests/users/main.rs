@@ -232,7 +232,10 @@ fn alice_talks_while_bob_intrudes(links: &str) {
         assert_eq!(end.departed, 0, "{end:?}");
         assert!(end.peers < talk::RANKS as usize, "{end:?}");
         assert_eq!(end.strangers_in_memory, 0, "{end:?}");
-        assert!(end.wrong_key > 0, "the strangers reached no process: {end:?}");
+        assert!(
+            end.wrong_key > 0,
+            "the strangers reached no process: {end:?}"
+        );
         assert!(
             end.unknown > 0,
             "the forged packets reached no process: {end:?}"
