@@ -49,9 +49,9 @@ pub enum GrantError {
          (/etc/dipole/interfaces.toml), or DIPOLE_BROKER names another place"
     )]
     NoBroker {
-        /// The path.
+        /// Path of the socket.
         path: PathBuf,
-        /// The kernel's error.
+        /// Error returned by the kernel.
         #[source]
         cause: io::Error,
     },
@@ -63,7 +63,7 @@ pub enum GrantError {
         "the process that listens at {path} is not a broker of this version; check DIPOLE_BROKER"
     )]
     Malformed {
-        /// The path.
+        /// Path of the socket.
         path: PathBuf,
     },
     /// The broker does not reply.
@@ -72,7 +72,7 @@ pub enum GrantError {
         TIMEOUT.as_secs()
     )]
     Silent {
-        /// The path.
+        /// Path of the socket.
         path: PathBuf,
     },
     /// The socket or the ring cannot be duplicated or mapped.

@@ -68,7 +68,7 @@ impl Area {
         Ok(area)
     }
 
-    /// This rank.
+    /// Returns the rank of this process.
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.process.rank()

@@ -71,7 +71,7 @@ pub struct Process<C: Carrier> {
 }
 
 impl<C: Carrier> Process<C> {
-    /// This rank.
+    /// Returns the rank of this process.
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.rank

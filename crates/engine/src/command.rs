@@ -16,7 +16,7 @@ pub enum Command {
     Sweep,
     /// A peer is silent: ask its node whether it is alive.
     Suspect {
-        /// The peer.
+        /// Id of the peer.
         peer: PeerId,
         /// Its node.
         node: NodeId,

@@ -12,7 +12,7 @@ pub const MAX_DEPARTURES: usize = 4096;
 /// A peer that is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departure {
-    /// The peer's id.
+    /// Id of the peer.
     pub peer: PeerId,
     /// The node that the peer reported.
     pub node: u32,

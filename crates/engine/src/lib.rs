@@ -543,7 +543,7 @@ impl Engine {
         self.packets.link()
     }
 
-    /// Counters.
+    /// Returns the counters so far.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         Traffic {

@@ -26,7 +26,7 @@ impl FromStr for RegionKey {
 /// Notifies the owner of a region that a put is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// The region.
+    /// Key of the region.
     pub key: RegionKey,
     /// Offset of the data in the region.
     pub offset: u64,

@@ -53,7 +53,7 @@ pub enum RegionError {
     Create {
         /// Requested size in bytes.
         bytes: usize,
-        /// The kernel's error.
+        /// Error returned by the kernel.
         #[source]
         cause: io::Error,
     },

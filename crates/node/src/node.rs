@@ -200,7 +200,7 @@ impl Node {
         CompletionCounter::new(&self.inner)
     }
 
-    /// Current counters.
+    /// Returns the current counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.inner.driver.with(|state, _| state.stats())

@@ -35,14 +35,14 @@ pub enum Completion {
     Failed {
         /// The context given when it was posted.
         context: Context,
-        /// Why it failed.
+        /// Reason for the failure.
         error: SendError,
     },
     /// A posted receive got a message.
     Filled {
         /// The context given when it was posted.
         context: Context,
-        /// The receiving endpoint.
+        /// Id of the receiving endpoint.
         endpoint: EndpointId,
         /// The sender of the message.
         source: Address,
@@ -55,14 +55,14 @@ pub enum Completion {
     NotFilled {
         /// The context given when it was posted.
         context: Context,
-        /// Why it failed.
+        /// Reason for the failure.
         error: ReceiveError,
         /// The posted memory.
         memory: RegionMemory,
     },
     /// A message arrived at an attached endpoint.
     Received {
-        /// The receiving endpoint.
+        /// Id of the receiving endpoint.
         endpoint: EndpointId,
         /// The message.
         message: Message,

@@ -108,7 +108,7 @@ impl Machine {
         self.incarnation
     }
 
-    /// Counters.
+    /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> &Stats {
         &self.shared.stats

@@ -18,7 +18,7 @@ pub type Slot = u32;
 pub enum UnitState {
     /// It was sent and is not acknowledged.
     Flying {
-        /// On which lane.
+        /// Index of the lane.
         lane: u8,
         /// Under which packet number.
         number: u64,

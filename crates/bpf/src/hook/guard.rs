@@ -141,7 +141,7 @@ impl Guard {
         self.refused.sum(0)
     }
 
-    /// The interface.
+    /// Returns the interface.
     #[must_use]
     pub fn interface(&self) -> &InterfaceId {
         &self.interface

@@ -234,7 +234,7 @@ impl Hook {
         sys::detach(self.link.as_fd())
     }
 
-    /// The interface.
+    /// Returns the interface.
     #[must_use]
     pub fn interface(&self) -> &InterfaceId {
         &self.interface

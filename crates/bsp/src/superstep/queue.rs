@@ -43,9 +43,9 @@ struct Entry {
 /// A message in the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Queued<'a> {
-    /// The tag.
+    /// Tag of the message.
     pub tag: &'a [u8],
-    /// The payload.
+    /// Payload of the message.
     pub payload: &'a [u8],
 }
 

@@ -99,12 +99,12 @@ impl<L: Link> Fault<L> {
         }
     }
 
-    /// The wrapped link.
+    /// Returns the wrapped link.
     pub fn inner(&self) -> &L {
         &self.inner
     }
 
-    /// Counters since opening.
+    /// Returns the counters since the link was opened.
     pub fn stats(&self) -> FaultStats {
         self.stats
     }

@@ -15,7 +15,7 @@ pub enum ShmError {
     Socket {
         /// Path of the socket.
         path: PathBuf,
-        /// The system's error.
+        /// Error returned by the kernel.
         cause: io::Error,
     },
     /// A process of another user listens on the socket.

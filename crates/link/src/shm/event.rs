@@ -34,14 +34,14 @@ pub enum CloseReason {
 pub enum ShmEvent {
     /// The connection is open: records can be pushed.
     Opened {
-        /// The connection.
+        /// Id of the connection.
         conn: ConnId,
         /// The process at the other end.
         peer: PeerInfo,
     },
     /// A connection that was open, or was opened by us, has ended. All its records were delivered.
     Closed {
-        /// The connection.
+        /// Id of the connection.
         conn: ConnId,
         /// Why it ended.
         reason: CloseReason,

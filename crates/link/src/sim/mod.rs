@@ -105,7 +105,7 @@ pub enum AttachError {
          drop or detach the other port first"
     )]
     Taken {
-        /// The address.
+        /// Address that was requested.
         address: SocketAddr,
     },
     /// Both classes have the same address.
@@ -114,7 +114,7 @@ pub enum AttachError {
          give each its own port number"
     )]
     SameAddress {
-        /// The address.
+        /// Address that was requested.
         address: SocketAddr,
     },
 }

@@ -15,7 +15,7 @@ pub const MAX_TOKENS: usize = 8;
 
 /// A model that can be explored: two processes and what is in flight between them.
 pub trait System: Clone {
-    /// All possible steps.
+    /// Adds all possible steps to `actions`.
     fn actions(&self, actions: &mut Vec<Action>);
     /// Takes a step. Returns the invariant that it violates, if it violates one.
     fn apply(&mut self, action: Action) -> Result<(), String>;

@@ -128,7 +128,7 @@ impl World {
 }
 
 impl System for World {
-    /// All possible steps.
+    /// Adds all possible steps to `actions`.
     fn actions(&self, actions: &mut Vec<Action>) {
         actions.clear();
         for (index, flight) in self.network.iter().enumerate() {
