@@ -47,7 +47,7 @@ pub enum BpfError {
     Ring {
         /// Name of the interface.
         interface: String,
-        /// The ring's size.
+        /// Requested size of the ring.
         bytes: u32,
         /// Error returned by the kernel.
         #[source]

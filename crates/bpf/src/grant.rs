@@ -55,7 +55,7 @@ pub enum GrantError {
         #[source]
         cause: io::Error,
     },
-    /// The broker refuses.
+    /// The broker refused the request.
     #[error("the broker refuses a ring: {}", .0.text)]
     Refused(Refusal),
     /// The listening process does not follow the protocol.
@@ -83,7 +83,7 @@ pub enum GrantError {
 /// Result of [`Grant::check`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrantEvent {
-    /// No change.
+    /// The grant is still valid.
     Unchanged,
     /// The broker is gone. The ring is no longer filled (what lies in it is good), and the socket
     /// for raw frames must not be used any more: nothing checks its frames.

@@ -22,7 +22,7 @@ pub enum PutMode {
     Unbuffered,
 }
 
-/// See the module.
+/// One registered area and the data to send.
 pub struct Area {
     // Declared before the memory, so that it stops using the memory before that is freed.
     process: Process<AnyCarrier>,

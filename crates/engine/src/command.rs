@@ -18,9 +18,9 @@ pub enum Command {
     Suspect {
         /// Id of the peer.
         peer: PeerId,
-        /// Its node.
+        /// Node of the peer.
         node: NodeId,
-        /// Its incarnation.
+        /// Incarnation of the peer.
         incarnation: u64,
     },
     /// The last copy of an endpoint's descriptor was closed.

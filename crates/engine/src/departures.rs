@@ -16,7 +16,7 @@ pub struct Departure {
     pub peer: PeerId,
     /// The node that the peer reported.
     pub node: u32,
-    /// Its incarnation.
+    /// Incarnation of the peer.
     pub incarnation: u64,
     /// Why it is gone.
     pub reason: GoneReason,

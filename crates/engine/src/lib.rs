@@ -537,7 +537,7 @@ impl Engine {
         &self.core.machine
     }
 
-    /// The link.
+    /// Returns the link to other nodes.
     #[must_use]
     pub fn link(&self) -> &AnyLink {
         self.packets.link()

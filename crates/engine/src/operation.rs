@@ -41,7 +41,7 @@ pub enum Operation {
         key: RegionKey,
         /// Offset in the region.
         offset: u64,
-        /// Number of bytes.
+        /// Number of bytes to read.
         length: usize,
     },
     /// Adds to a 64-bit word of a region; the completion contains its previous value.
@@ -60,9 +60,9 @@ pub enum Operation {
         key: RegionKey,
         /// Offset in the region, a multiple of 8.
         offset: u64,
-        /// The expected value.
+        /// Expected value of the word.
         expected: u64,
-        /// The new value.
+        /// Value that replaces it.
         new: u64,
     },
 }

@@ -88,7 +88,7 @@ pub enum OpenError {
     Pool {
         /// Address of the endpoint.
         endpoint: Address,
-        /// The requested size.
+        /// Requested size of the pool.
         bytes: usize,
     },
     /// The capture file cannot be written.
@@ -351,7 +351,7 @@ pub enum ReceiveError {
     /// No message arrived in time.
     #[error("no message arrived at endpoint {endpoint} within {waited:.1?}")]
     TimedOut {
-        /// The receiving endpoint.
+        /// Address of the receiving endpoint.
         endpoint: Address,
         /// How long it waited.
         waited: Duration,
@@ -397,7 +397,7 @@ pub enum PortError {
     Panicked {
         /// Address of the port.
         port: Address,
-        /// The panic message.
+        /// Message of the panic.
         message: String,
     },
     /// It was closed by its handler or its owner.

@@ -108,7 +108,7 @@ impl Node {
         })
     }
 
-    /// The node's id.
+    /// Returns the node's id.
     #[must_use]
     pub fn id(&self) -> NodeId {
         self.inner.config.node

@@ -48,7 +48,7 @@ pub enum Completion {
         source: Address,
         /// The length of the message.
         length: usize,
-        /// The posted memory.
+        /// The memory given when it was posted.
         memory: RegionMemory,
     },
     /// A posted receive failed.
@@ -57,14 +57,14 @@ pub enum Completion {
         context: Context,
         /// Reason for the failure.
         error: ReceiveError,
-        /// The posted memory.
+        /// The memory given when it was posted.
         memory: RegionMemory,
     },
     /// A message arrived at an attached endpoint.
     Received {
         /// Id of the receiving endpoint.
         endpoint: EndpointId,
-        /// The message.
+        /// The received message.
         message: Message,
     },
 }
@@ -74,7 +74,7 @@ pub enum Completion {
 pub struct CompletionCounts {
     /// Messages sent and memory operations completed.
     pub sent: u64,
-    /// Operations that failed.
+    /// Number of operations that failed.
     pub failed: u64,
 }
 

@@ -144,7 +144,7 @@ pub enum PathChange {
     /// The length of packets to the peer, with their trailer, has changed, because the path or the
     /// link does not carry longer ones or carries them again.
     PacketBytes {
-        /// The new length.
+        /// New length in bytes, including the trailer.
         bytes: usize,
     },
 }
@@ -158,7 +158,7 @@ pub enum Event {
         peer: PeerId,
         /// Node on which the peer runs, as it reports.
         node: u32,
-        /// The peer's incarnation.
+        /// Incarnation of the peer.
         incarnation: u64,
     },
     /// The peer owes an answer and has been silent. A third party may report that its process is
@@ -179,14 +179,14 @@ pub enum Event {
     Paths {
         /// Id of the peer.
         peer: PeerId,
-        /// The change.
+        /// The change of the paths.
         change: PathChange,
     },
     /// The session has ended. Messages that had not arrived are lost.
     Gone {
         /// Id of the peer.
         peer: PeerId,
-        /// Why it ended.
+        /// Reason for the end.
         reason: GoneReason,
         /// The peer had acknowledged everything.
         acknowledged: bool,

@@ -69,7 +69,7 @@ pub enum HookError {
     Refused {
         /// Name of the interface.
         interface: String,
-        /// The step.
+        /// The step that failed.
         step: Step,
         /// Error returned by the kernel.
         #[source]
@@ -98,7 +98,7 @@ pub enum HookError {
     NotOneHost {
         /// Name of the interface.
         interface: String,
-        /// The address.
+        /// Address that was given.
         address: std::net::IpAddr,
     },
 }

@@ -24,7 +24,7 @@ impl TagSizes {
     }
 }
 
-/// See the module.
+/// Received messages in one buffer, in order.
 #[derive(Debug, Default)]
 pub struct Queue {
     words: Vec<u128>,
@@ -50,7 +50,7 @@ pub struct Queued<'a> {
 }
 
 impl Queue {
-    /// Removes all messages.
+    /// Removes all messages but keeps the memory.
     #[inline]
     pub fn clear(&mut self) {
         self.words.clear();
@@ -91,7 +91,7 @@ impl Queue {
         self.payload_bytes
     }
 
-    /// The next message.
+    /// Returns the next message without removing it.
     #[must_use]
     pub fn first(&self) -> Option<Queued<'_>> {
         let entry = self.entries.front()?;

@@ -96,7 +96,7 @@ pub const fn filled(length: usize) -> usize {
 }
 
 impl Record {
-    /// The encoded header.
+    /// Returns the encoded header.
     #[must_use]
     #[inline]
     pub fn head(self) -> [u8; HEAD_BYTES] {

@@ -84,7 +84,7 @@ pub struct Fault<L> {
 }
 
 impl<L: Link> Fault<L> {
-    /// Wraps a link.
+    /// Wraps a link and applies the plan to the frames it sends.
     pub fn new(inner: L, plan: Plan) -> Fault<L> {
         Fault {
             inner,

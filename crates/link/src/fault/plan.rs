@@ -49,7 +49,7 @@ pub enum PlanError {
         /// The part of the text.
         part: String,
     },
-    /// An unknown name.
+    /// A name that is not a known fault.
     #[error(
         "fault plan: unknown fault `{name}`; known names are drop, delay, repeat, reorder, \
          corrupt and seed"

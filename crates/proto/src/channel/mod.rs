@@ -131,7 +131,7 @@ pub(crate) enum Placed {
     Violation,
 }
 
-/// See the module.
+/// State of all edges of one peer.
 #[derive(Clone, Debug)]
 pub(crate) struct Channel {
     peer: PeerId,

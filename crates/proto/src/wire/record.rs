@@ -190,7 +190,7 @@ pub enum Record<'a> {
     },
     /// Limit of packets in flight.
     Window {
-        /// The limit.
+        /// Maximum number of packets in flight.
         packets: u32,
     },
     /// A test whether packets arrive on a lane. The echo goes back the same way.

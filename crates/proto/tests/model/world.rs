@@ -280,7 +280,6 @@ impl System for World {
         key::normalize(self)
     }
 
-    /// Describes a step.
     fn describe(&self, action: Action) -> String {
         let name = |host: u8| char::from(b'A' + host);
         match action {
