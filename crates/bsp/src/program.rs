@@ -273,7 +273,7 @@ impl Program {
     /// in the superstep.
     ///
     /// # Errors
-    /// Those of [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     pub fn get_unbuffered<T: Element>(
         &mut self,
         of: u32,
@@ -397,7 +397,7 @@ impl Program {
     /// Ends the program, as all ranks must.
     ///
     /// # Errors
-    /// Those of [`sync`](Self::sync).
+    /// The errors of [`sync`](Self::sync).
     #[track_caller]
     pub fn end(mut self) -> Result<(), Failure> {
         self.process.set_call(here("end"));

@@ -40,7 +40,7 @@ pub unsafe extern "C" fn dp_write(fd: c_int, msg: *const c_void, len: c_int) -> 
             found: len.into(),
             expected: "a length that is not negative",
         })?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let message = unsafe { ffi::message(msg, length) }?;
         handle::with(fd, |handle| {
             message::send(handle, fd, message, 0, Timeout::Infinite)
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn dp_write(fd: c_int, msg: *const c_void, len: c_int) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_read(fd: c_int, address: *mut *mut c_char) -> c_int {
     call("dp_read", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let address = unsafe { Out::new("address", address) }?;
         handle::with(fd, |handle| {
             let message = message::receive(handle, fd, Timeout::Infinite)?;
@@ -99,11 +99,11 @@ pub extern "C" fn dp_fsync(fd: c_int, n: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_mmap(fd: c_int, tbp: *mut Pool) -> c_int {
     call("dp_mmap", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let requested = unsafe { ffi::read_struct(tbp) }?;
         let handle = handle::find(fd)?;
         let pool = options::set_pool(&handle.endpoint, requested.bytes)?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         unsafe { ffi::write_struct(tbp, &pool) }?;
         Ok(0)
     })

@@ -175,7 +175,7 @@ pub unsafe extern "C" fn dp_init(options: *const NodeOptions) -> c_int {
     call("dp_init", || {
         let mut config = Config::from_env()?;
         if !options.is_null() {
-            // SAFETY: not null; of the stated size by contract.
+            // SAFETY: the pointer is not null, and by contract the memory has the stated size.
             let options = unsafe { ffi::read_struct(options) }?;
             // SAFETY: texts are strings by contract.
             unsafe { options.apply(&mut config) }?;
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn dp_open_with(dpid: u32, options: *const OpenOptions) ->
     call("dp_open_with", || {
         let options = match options.is_null() {
             true => OpenOptions::EMPTY,
-            // SAFETY: not null; of the stated size by contract.
+            // SAFETY: the pointer is not null, and by contract the memory has the stated size.
             false => unsafe { ffi::read_struct(options) }?,
         };
         open(dpid, options)

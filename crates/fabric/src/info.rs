@@ -128,7 +128,7 @@ impl Offer {
         if hints.addr_format != FI_FORMAT_UNSPEC {
             return Err("another address format");
         }
-        // SAFETY: valid by contract.
+        // SAFETY: the arguments are valid by contract.
         if let Some(domain) = unsafe { borrow(hints.domain_attr) } {
             // SAFETY: as above.
             unsafe { self.fit_domain(domain) }?;
@@ -157,7 +157,7 @@ impl Offer {
             self.caps &= caps;
         }
         (self.tx.caps, self.rx.caps) = (self.caps, self.caps);
-        // SAFETY: valid by contract.
+        // SAFETY: the arguments are valid by contract.
         if let Some(tx) = unsafe { borrow(hints.tx_attr) } {
             self.fit_tx(tx)?;
         }
@@ -293,7 +293,7 @@ impl Offer {
 /// `hints` is null or passed by libfabric; `out` is null or valid for writes.
 pub(crate) unsafe fn getinfo(hints: *const Info, out: *mut *mut Info) -> Result<c_int, Failure> {
     let mut offer = Offer::all();
-    // SAFETY: valid by contract.
+    // SAFETY: the arguments are valid by contract.
     if let Some(hints) = unsafe { borrow(hints) } {
         // SAFETY: as above.
         let fabric = unsafe { borrow(hints.fabric_attr) };

@@ -98,7 +98,7 @@ impl Pieces {
         for index in 0..count {
             // SAFETY: within the vector by contract.
             let element = unsafe { vector.add(index).read() };
-            // SAFETY: the contract is the same.
+            // SAFETY: the caller's contract is the same.
             let piece = unsafe { Pieces::one(element.iov_base, element.iov_len) }?;
             pieces.list[index] = piece.list[0];
             let bytes = piece.length + piece.null_bytes;

@@ -330,7 +330,7 @@ impl Config {
     /// Like [`from_env`](Self::from_env), with the given links instead of `DIPOLE_LINK`.
     ///
     /// # Errors
-    /// Those of `from_env`.
+    /// The errors of `from_env`.
     pub fn from_env_with(links: Links) -> Result<Config, ConfigError> {
         let place = job::placement_from_env().map_err(ConfigError::Launcher)?;
         Config::from_env_at(links, place)
@@ -339,7 +339,7 @@ impl Config {
     /// Like [`from_env_with`](Self::from_env_with), at a place that the caller has determined.
     ///
     /// # Errors
-    /// Those of `from_env`.
+    /// The errors of `from_env`.
     pub fn from_env_at(links: Links, place: Option<RankPlacement>) -> Result<Config, ConfigError> {
         let node: u32 = parsed(variables::NODE, "a node id from 1 to 4294967295")?.unwrap_or(1);
         if node == 0 {

@@ -74,7 +74,7 @@ impl Message {
     /// buffer, or a long run straight into its destination.
     ///
     /// # Errors
-    /// Those of `fetch`.
+    /// The errors of `fetch`.
     ///
     /// # Panics
     /// If the target is too short, or the buffer is empty.

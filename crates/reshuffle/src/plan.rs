@@ -263,7 +263,7 @@ impl Plan {
     /// process are copied to a buffer in between.
     ///
     /// # Errors
-    /// Those of [`run`](Self::run). Except after [`ReshuffleError::Memory`], the contents of the memory
+    /// The errors of [`run`](Self::run). Except after [`ReshuffleError::Memory`], the contents of the memory
     /// are then undefined.
     pub fn run_in_place<T: Copy + Default, E: Exchange<T>>(
         &self,

@@ -71,7 +71,7 @@ pub trait Stream {
     /// Sends bytes of a marker.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error that the kernel returns.
     fn send(&mut self, bytes: &[u8]) -> Result<usize, Errno>;
     /// Number of bytes written to TCP since the connection was made, by anyone; `None` if that
     /// is unknown or nothing more can be written.
@@ -181,7 +181,7 @@ impl<'a> Direction<'a> {
     /// meanwhile.
     ///
     /// # Errors
-    /// The kernel's, from sending the marker: the connection has ended.
+    /// The error that the kernel returns, from sending the marker: the connection has ended.
     pub fn write(&self, from: &[u8], stream: &mut impl Stream) -> Result<Option<usize>, Errno> {
         let gate = self.word(GATE).load(Acquire);
         let published = gate >> SHIFT;
@@ -236,7 +236,7 @@ impl<'a> Direction<'a> {
     /// bytes is stored in `later`.
     ///
     /// # Errors
-    /// The kernel's; `AGAIN` if there is nothing; `IO` if the connection was read or written
+    /// The error that the kernel returns; `AGAIN` if there is nothing; `IO` if the connection was read or written
     /// without this library.
     pub fn read(
         &self,
@@ -327,7 +327,7 @@ impl<'a> Direction<'a> {
     /// Reads available bytes without removing them.
     ///
     /// # Errors
-    /// As for [`read`](Self::read).
+    /// The errors of [`read`](Self::read).
     pub fn peek(&self, to: &mut [u8], stream: &mut impl Stream) -> Result<usize, Errno> {
         loop {
             let gate = self.word(GATE).load(Acquire) >> SHIFT;

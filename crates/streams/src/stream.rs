@@ -166,7 +166,7 @@ impl<E: Borrow<Endpoint>> Stream<E> {
     /// stay unread. Rank 0 only.
     ///
     /// # Errors
-    /// Those of [`read_raw`](Self::read_raw), or the stream or `max` bytes end before.
+    /// The errors of [`read_raw`](Self::read_raw), or the stream or `max` bytes end before.
     pub fn read_raw_until(
         &mut self,
         is_end: impl Fn(&[u8]) -> bool,

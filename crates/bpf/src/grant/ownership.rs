@@ -25,7 +25,7 @@ impl Caller {
     /// The process at the other end of a connected unix socket.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error that the kernel returns.
     pub fn of(socket: BorrowedFd<'_>) -> io::Result<Caller> {
         let who = peer_credentials(socket)?;
         let mut groups = peer_groups(socket)?;

@@ -249,7 +249,7 @@ pub(crate) struct MapFacts {
 /// Queries the kernel's description of a map.
 ///
 /// # Errors
-/// The kernel's; the descriptor is not a map.
+/// The error that the kernel returns; the descriptor is not a map.
 pub(crate) fn map_facts(map: BorrowedFd<'_>) -> io::Result<MapFacts> {
     if !is_bpf(map, "bpf-map")? {
         return Err(io::ErrorKind::InvalidInput.into());

@@ -117,7 +117,7 @@ impl<C: Carrier> Process<C> {
         start: *mut u8,
         bytes: u64,
     ) -> Result<u64, Failure> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller guarantees the same.
         let key = unsafe { self.open_memory(start, bytes)? };
         self.open.destinations.extend((key != 0).then_some(key));
         Ok(key)

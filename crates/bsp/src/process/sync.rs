@@ -41,7 +41,7 @@ impl<C: Carrier> Process<C> {
     /// Ends the last superstep and closes all links.
     ///
     /// # Errors
-    /// Those of [`sync`](Self::sync).
+    /// The errors of [`sync`](Self::sync).
     pub fn end(&mut self) -> Result<(), Failure> {
         self.end_superstep(Ending::End)?;
         if let Some(trace) = &self.trace {

@@ -98,7 +98,7 @@ impl Name {
     pub(super) const BYTES: libc::socklen_t = socklen_of::<Name>();
 
     pub(super) fn zeroed() -> Name {
-        // SAFETY: plain integers, for which zero is valid.
+        // SAFETY: the fields are integers, for which zero is valid.
         Name(unsafe { std::mem::zeroed() })
     }
 

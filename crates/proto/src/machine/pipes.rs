@@ -52,7 +52,7 @@ impl Machine {
     /// may do so at once, and false if queued records must go first.
     ///
     /// # Errors
-    /// Those of [`begin`](Self::begin).
+    /// The errors of [`begin`](Self::begin).
     #[inline]
     pub fn begin_whole(&mut self, edge: EdgeId, total: u64) -> Result<bool, BeginError> {
         let pipe = self.peers.pipe_mut(edge.peer).ok_or(BeginError::Gone)?;

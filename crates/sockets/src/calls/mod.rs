@@ -64,7 +64,7 @@ macro_rules! leaving {
             if !$crate::calls::leaves($fd, stringify!($name)) {
                 return $failed;
             }
-            // SAFETY: the caller's arguments, passed on.
+            // SAFETY: the caller's arguments are passed on unchanged.
             unsafe { real!($name: fn(c_int $(, $type)*) -> $result)($fd $(, $argument)*) }
         }
     )*};
