@@ -146,7 +146,7 @@ macro_rules! dialect {
             unsafe { put(it, src, dst) }
         }
 
-        /// The same without buffering, at any time until the superstep ends.
+        /// Unbuffered put: the bytes may be copied at any time until the superstep ends.
         ///
         /// # Safety
         /// `src` must be readable for `nbytes` bytes, and unchanged, until the superstep ends.
@@ -192,7 +192,7 @@ macro_rules! dialect {
             unsafe { get(it, src, dst) }
         }
 
-        /// The same without buffering, at any time until the superstep ends.
+        /// Unbuffered get: the bytes may be copied at any time until the superstep ends.
         ///
         /// # Safety
         /// `dst` must be writable for `nbytes` bytes until then, and nothing else may use it.

@@ -132,7 +132,7 @@ impl Program {
         Program::begin_at_most(u32::MAX)
     }
 
-    /// The same with at most `max_ranks` ranks; rank 0's value counts.
+    /// Begins the program with at most `max_ranks` ranks; rank 0's value counts.
     ///
     /// # Errors
     /// A rank does not start.

@@ -36,7 +36,7 @@ pub(super) struct Start {
     pub(super) commands: Vec<Vec<OsString>>,
     /// Bind each rank to its own cores.
     pub(super) bind: bool,
-    /// The same for all ranks of the host.
+    /// Variables that are the same for all ranks of the host.
     pub(super) environment: BTreeMap<String, OsString>,
     pub(super) directory: PathBuf,
     /// Start nothing if the directory does not exist; otherwise use the home directory instead.

@@ -154,7 +154,7 @@ pub(crate) struct Next {
 /// Most units whose parts may be in flight at once; the receiver reassembles as many.
 pub(crate) const MAX_CUT: usize = 16;
 
-/// The queued and unacknowledged units of one session. See the module.
+/// The queued and unacknowledged units of one session.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SendWindow {
     /// Number of the first unit in `units`. All units below have arrived.

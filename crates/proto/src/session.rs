@@ -148,7 +148,7 @@ pub(crate) struct Keys {
     pub(crate) renewal: Option<Renewal>,
 }
 
-/// A session with one peer. See the module.
+/// A session with one peer.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
     pub(crate) id: PeerId,

@@ -70,7 +70,7 @@ impl Message {
         self.piece.unpack(packed, target);
     }
 
-    /// The same for elements that `fetch` reads, starting at an offset: as many at a time as fit into the
+    /// Unpacks elements that `fetch` reads, starting at an offset: as many at a time as fit into the
     /// buffer, or a long run straight into its destination.
     ///
     /// # Errors

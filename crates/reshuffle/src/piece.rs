@@ -121,7 +121,7 @@ impl Piece {
         });
     }
 
-    /// The same for packed elements that `fetch` reads, starting at an offset: as many at a time as fit
+    /// Unpacks packed elements that `fetch` reads, starting at an offset: as many at a time as fit
     /// into the buffer, which must not be empty, or a long run straight into its destination.
     pub(crate) fn unpack_parts<T: Copy, E>(
         &self,

@@ -259,7 +259,7 @@ impl Plan {
         self.unpack(exchange, target)
     }
 
-    /// The same in place: `memory` holds this process's part before and after. Elements that stay with the
+    /// Runs the plan in place: `memory` holds this process's part before and after. Elements that stay with the
     /// process are copied to a buffer in between.
     ///
     /// # Errors

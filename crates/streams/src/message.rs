@@ -32,7 +32,7 @@ impl From<WireAddress> for Address {
     }
 }
 
-/// See the module. `transfer` numbers the reads and writes that all ranks make together.
+/// A message between a rank and an interface. `transfer` numbers the reads and writes that all ranks make together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Message<'a> {
     /// Rank 0 asks the interface to connect these ranks with `to`.

@@ -22,7 +22,7 @@ pub struct Ranks {
     pub addresses: Vec<Address>,
 }
 
-/// See the module. Owns or borrows its rank's endpoint, to which nothing else may be sent meanwhile. All ranks
+/// A rank's handle of a stream. Owns or borrows its rank's endpoint, to which nothing else may be sent meanwhile. All ranks
 /// open the stream, and make the calls marked "all ranks" in the same order.
 #[derive(Debug)]
 pub struct Stream<E> {

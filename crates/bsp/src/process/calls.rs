@@ -24,7 +24,7 @@ impl<C: Carrier> Process<C> {
         shared.ranks().index(rank)
     }
 
-    /// The same, if this process can copy that rank's memory.
+    /// Index of the rank on this node, if this process can copy that rank's memory.
     fn pull_source(&self, rank: u32) -> Option<usize> {
         let shared = self.shared.as_ref()?;
         let local_rank = self.local_rank(rank)?;

@@ -108,7 +108,7 @@ impl<C: Carrier> Process<C> {
         Ok(key)
     }
 
-    /// The same for the destination of a get, until the superstep ends.
+    /// Opens the destination of a get until the superstep ends.
     ///
     /// # Safety
     /// The same as for [`open_memory`](Self::open_memory).

@@ -62,7 +62,7 @@ impl<M> Body<M> {
         Body { message, start }
     }
 
-    /// The same without the first `bytes`.
+    /// Returns the body without its first `bytes`.
     pub(super) fn after(self, bytes: usize) -> Body<M> {
         Body::new(self.message, self.start + bytes)
     }

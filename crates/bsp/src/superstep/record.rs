@@ -39,7 +39,7 @@ pub enum Record {
         /// The number of bytes.
         length: u64,
     },
-    /// The same for the bytes as they are before any put takes effect. The receiver holds a copy until
+    /// Like `GetByWrite`, for the bytes before any put takes effect. The receiver holds a copy until
     /// the sender is ready for it.
     GetSnapshot {
         /// Slot of the area.

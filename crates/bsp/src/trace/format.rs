@@ -57,7 +57,7 @@ pub struct Header {
     pub run: u32,
     /// When the program began, by the rank's own clock, as in records.
     pub begun_ns: u64,
-    /// The same in nanoseconds since 1970.
+    /// The same instant in nanoseconds since 1970.
     pub begun_unix_ns: u64,
     /// The link between nodes: `udp`, `bpf`, `tcp`; `shm` if there is one node.
     pub link: String,

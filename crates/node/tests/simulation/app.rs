@@ -277,7 +277,7 @@ impl World {
         Ok(())
     }
 
-    /// The same for a reader that takes all messages, some of them in place.
+    /// Checks the messages of a reader that takes all, some of them in place.
     fn read_in_place(
         &mut self,
         index: usize,

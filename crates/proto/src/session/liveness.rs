@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::time::Instant;
 
-/// See the module. A peer that owes a reply and sends nothing is first suspected, then dead.
+/// Liveness of one peer. A peer that owes a reply and sends nothing is first suspected, then dead.
 #[derive(Clone, Debug)]
 pub(crate) struct Liveness {
     /// Since when the peer has owed a reply; `None` while it owes none.

@@ -41,7 +41,7 @@ const LIBRARY: [&str; 10] = [
     "std::",
     "alloc::",
 ];
-/// The same in C, by source file.
+/// File name of the library of C programs.
 const LIBRARY_FILE: &str = "libbsp.so";
 
 /// Libraries with calls that wait: Dipole's, MPI's (also for Fortran), libfabric.
