@@ -43,7 +43,7 @@ struct Mpi {
 }
 
 impl Mpi {
-    /// Compiles the program into a folder, or returns a line that says why that is impossible.
+    /// Compiles the program into a folder, or returns a line with the reason why that is impossible.
     fn prepare(library: Library, folder: &Path) -> Result<Mpi, String> {
         let name = library.name();
         let source = folder.join("superstep.c");

@@ -108,7 +108,7 @@ pub struct Step {
     pub apply_ns: u64,
     /// Number of packets sent again.
     pub repeats: u32,
-    /// Packets that only asked for an acknowledgement.
+    /// Packets that only requested an acknowledgement.
     pub ack_requests: u32,
     /// How often there was no room to send, for lack of credit or window.
     pub stalls: u32,

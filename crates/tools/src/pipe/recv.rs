@@ -281,7 +281,7 @@ impl Transfer<'_, '_> {
                 let left = destination.and_then(Destination::abandon);
                 if let Some((part, bytes)) = left {
                     let how = match file {
-                        Some(_) => "; with --resume the next transfer goes on there",
+                        Some(_) => "; with --resume the next transfer continues there",
                         None => "",
                     };
                     eprintln!("dipole recv: {bytes} bytes are in {}{how}", part.display());

@@ -137,7 +137,7 @@ pub(super) fn summarise(files: &[WaitFile]) -> Waits {
         }
         for path in symbols.missing {
             notes.push(format!(
-                "functions of {path} have no names: it is not here, or was written since the run"
+                "functions of {path} have no names: the file is missing here, or has changed since the run"
             ));
         }
     }

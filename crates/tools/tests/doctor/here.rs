@@ -74,7 +74,7 @@ fn a_single_machine_is_healthy() {
         "good",
         &["node-1 is ours alone"],
     );
-    report.expect("shared memory", "this machine", "good", &["talk by it"]);
+    report.expect("shared memory", "this machine", "good", &["use it"]);
     for name in [
         "kernel",
         "clock",
