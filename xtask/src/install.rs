@@ -108,7 +108,7 @@ impl Item {
     }
 }
 
-/// Builds and installs.
+/// Builds the programs and installs them.
 pub(crate) fn install(arguments: &Arguments) -> Result<(), Failure> {
     let prefix = arguments.place.root()?;
     let built = build(&arguments.profile)?;
@@ -167,7 +167,7 @@ pub(crate) fn put_all(built: &Path, prefix: &Path, to: &Path) -> Result<Vec<Path
     Ok(items.into_iter().map(|item| item.to).collect())
 }
 
-/// Removes an installation.
+/// Removes the files of an installation.
 pub(crate) fn uninstall(place: &Place) -> Result<(), Failure> {
     let prefix = place.root()?;
     let list = prefix.join(LIST);

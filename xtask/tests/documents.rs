@@ -32,7 +32,7 @@ fn prose(markdown: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Targets of `[text](target)`.
+/// Returns the targets of links `[text](target)`.
 fn links(markdown: &str) -> Vec<String> {
     let mut found = Vec::new();
     for line in prose(markdown) {

@@ -16,15 +16,15 @@ pub enum BpfError {
          address of an interface"
     )]
     Loopback {
-        /// The address.
+        /// Local address of the link.
         ip: IpAddr,
     },
     /// The interfaces cannot be listed, or none of them has the address.
     #[error("cannot open the bpf link on {ip}: no interface found: {cause}; see `ip addr`")]
     NoInterface {
-        /// The address.
+        /// Local address of the link.
         ip: IpAddr,
-        /// The kernel's error.
+        /// Error returned by the kernel.
         #[source]
         cause: io::Error,
     },
@@ -45,11 +45,11 @@ pub enum BpfError {
         RING_BYTES.start(), RING_BYTES.end()
     )]
     Ring {
-        /// The interface.
+        /// Name of the interface.
         interface: String,
-        /// The ring's size.
+        /// Requested size of the ring.
         bytes: u32,
-        /// The kernel's error.
+        /// Error returned by the kernel.
         #[source]
         cause: io::Error,
     },
@@ -59,9 +59,9 @@ pub enum BpfError {
          needs CAP_NET_RAW"
     )]
     Raw {
-        /// The interface.
+        /// Name of the interface.
         interface: String,
-        /// The kernel's error.
+        /// Error returned by the kernel.
         #[source]
         cause: io::Error,
     },

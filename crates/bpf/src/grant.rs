@@ -49,13 +49,13 @@ pub enum GrantError {
          (/etc/dipole/interfaces.toml), or DIPOLE_BROKER names another place"
     )]
     NoBroker {
-        /// The path.
+        /// Path of the socket.
         path: PathBuf,
-        /// The kernel's error.
+        /// Error returned by the kernel.
         #[source]
         cause: io::Error,
     },
-    /// The broker refuses.
+    /// The broker refused the request.
     #[error("the broker refuses a ring: {}", .0.text)]
     Refused(Refusal),
     /// The listening process does not follow the protocol.
@@ -63,7 +63,7 @@ pub enum GrantError {
         "the process that listens at {path} is not a broker of this version; check DIPOLE_BROKER"
     )]
     Malformed {
-        /// The path.
+        /// Path of the socket.
         path: PathBuf,
     },
     /// The broker does not reply.
@@ -72,7 +72,7 @@ pub enum GrantError {
         TIMEOUT.as_secs()
     )]
     Silent {
-        /// The path.
+        /// Path of the socket.
         path: PathBuf,
     },
     /// The socket or the ring cannot be duplicated or mapped.
@@ -83,7 +83,7 @@ pub enum GrantError {
 /// Result of [`Grant::check`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrantEvent {
-    /// No change.
+    /// The grant is still valid.
     Unchanged,
     /// The broker is gone. The ring is no longer filled (what lies in it is good), and the socket
     /// for raw frames must not be used any more: nothing checks its frames.

@@ -7,12 +7,12 @@ use dipole_link::sys;
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 
-/// A network interface.
+/// Identifies a network interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceId {
     /// Its index in its network namespace.
     pub index: u32,
-    /// Its name.
+    /// Name of the interface, for example `eth0`.
     pub name: String,
 }
 

@@ -94,7 +94,7 @@ impl Bpf {
         &self.udp
     }
 
-    /// Counters since opening.
+    /// Returns the counters since the link was opened.
     #[must_use]
     pub fn stats(&self) -> BpfStats {
         self.stats

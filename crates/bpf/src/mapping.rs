@@ -27,7 +27,7 @@ const LINE_BYTES: usize = 64;
 /// A mapped BPF ring buffer.
 #[derive(Debug)]
 pub(super) struct Mapping {
-    /// The reader's page.
+    /// The page with the reader's position.
     consumer: NonNull<u8>,
     /// The kernel's page, followed by the data.
     kernel: NonNull<u8>,

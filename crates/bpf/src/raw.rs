@@ -40,7 +40,7 @@ pub enum Sent {
 /// A frame to send.
 #[derive(Clone, Copy, Debug)]
 pub struct RawFrame<'a> {
-    /// Its route.
+    /// Route to its destination.
     pub route: Route,
     /// Source address and port.
     pub from: SocketAddr,

@@ -35,10 +35,10 @@ pub(super) trait Memory {
     /// Size of the data; a power of two.
     fn ring_bytes(&self) -> usize;
 
-    /// The reader's position.
+    /// Returns the word with the reader's position.
     fn consumer(&self) -> &Self::Word;
 
-    /// The kernel's position.
+    /// Returns the word with the kernel's position.
     fn producer(&self) -> &Self::Word;
 
     /// The header word of the record at this offset. Once it reads as finished, the whole record
@@ -62,7 +62,7 @@ pub(super) trait Memory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Broken(pub(super) &'static str);
 
-/// A received packet.
+/// A packet in the ring.
 #[derive(Clone, Copy, Debug)]
 struct Packet {
     from: SocketAddr,
@@ -71,7 +71,7 @@ struct Packet {
     length: usize,
 }
 
-/// A reader's state.
+/// The reader's state of a ring.
 #[derive(Debug)]
 pub(super) struct Ring<M> {
     memory: M,

@@ -25,7 +25,7 @@ pub(super) struct GrantTable {
     here: Namespace,
     live: LiveGrants,
     programs: Programs,
-    /// By connection.
+    /// Grants by the id of their connection.
     grants: BTreeMap<u64, Grant>,
     refused: u64,
 }

@@ -19,7 +19,7 @@ const MAX_RING_BYTES: u32 = 1 << 28;
 const RINGS_PER_USER: u32 = 64;
 const MAX_RINGS_PER_USER: u32 = 4096;
 
-/// The administrator's policy.
+/// Content of the policy file, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Policy {
     /// Rings that one user may have on this machine, including rings whose grants have ended and
@@ -36,7 +36,7 @@ pub(super) struct InterfacePolicy {
     users: Principals,
     /// Users and groups that also get a raw socket.
     raw_users: Principals,
-    /// Longest ring.
+    /// Maximum size of a ring in bytes.
     pub(super) ring_bytes: u32,
 }
 

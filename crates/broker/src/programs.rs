@@ -27,7 +27,7 @@ const GUARD: &str = "broker-guard";
 #[derive(Debug, Default)]
 pub(super) struct InheritedPrograms {
     pub(super) live: Option<OwnedFd>,
-    /// By name.
+    /// Programs with their names.
     pub(super) programs: Vec<(String, OwnedFd)>,
 }
 

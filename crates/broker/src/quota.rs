@@ -19,7 +19,7 @@ const MAX_SILENT: usize = 64;
 /// If closing takes longer, the user's connections are refused.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 
-/// All recent users.
+/// Quotas of all users with recent requests.
 #[derive(Debug, Default)]
 pub(super) struct UserQuotas {
     users: HashMap<u32, UserQuota>,

@@ -22,7 +22,7 @@ pub enum PutMode {
     Unbuffered,
 }
 
-/// See the module.
+/// One registered area and the data to send.
 pub struct Area {
     // Declared before the memory, so that it stops using the memory before that is freed.
     process: Process<AnyCarrier>,
@@ -68,7 +68,7 @@ impl Area {
         Ok(area)
     }
 
-    /// This rank.
+    /// Returns the rank of this process.
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.process.rank()

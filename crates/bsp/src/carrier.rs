@@ -17,7 +17,7 @@ pub use tcp::Tcp;
 
 /// Moves messages between ranks: in order between two ranks, without loss or duplicates.
 pub trait Carrier {
-    /// A received message.
+    /// Type of received messages.
     type Message: Deref<Target = [u8]>;
 
     /// True if another message can be sent now.
@@ -108,9 +108,9 @@ pub trait Carrier {
 pub enum AnyCarrier {
     /// None, because there is one rank.
     None,
-    /// Endpoints of Dipole.
+    /// Carries messages over endpoints of Dipole.
     Endpoints(Box<Endpoints>),
-    /// Plain TCP.
+    /// Carries messages over plain TCP.
     Tcp(Box<Tcp>),
 }
 

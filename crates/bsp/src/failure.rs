@@ -18,13 +18,13 @@ pub enum Failure {
     /// Another rank ended the program and reported why.
     #[error("rank {rank} has ended the program")]
     Aborted {
-        /// The rank that ended it.
+        /// Rank that ended the program.
         rank: u32,
     },
     /// A rank's process ended before the program did.
     #[error("rank {rank} has ended without bsp_end: {cause}")]
     Gone {
-        /// The rank.
+        /// The other rank.
         rank: u32,
         /// How this was detected.
         cause: String,
@@ -32,9 +32,9 @@ pub enum Failure {
     /// Nothing could be sent to a rank.
     #[error("rank {rank} cannot be reached: {cause}")]
     Unreachable {
-        /// The rank.
+        /// The other rank.
         rank: u32,
-        /// Why.
+        /// Description of the cause.
         cause: String,
     },
     /// Another rank's memory cannot be read before the superstep ends.
@@ -75,7 +75,7 @@ pub enum Failure {
     System {
         /// The operation that failed.
         what: &'static str,
-        /// The error.
+        /// Error returned by the kernel.
         cause: std::io::Error,
     },
     /// The records of one superstep do not fit into shared memory.

@@ -17,9 +17,9 @@ pub enum Misuse {
     /// A negative number where only 0 and positive ones are valid.
     #[error("{what} must not be negative: {value}")]
     Negative {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
-        /// Its value.
+        /// Value of the argument.
         value: i64,
     },
     /// A NULL pointer where an address is needed.
@@ -31,7 +31,7 @@ pub enum Misuse {
          and give the address itself, not one inside the area"
     )]
     NotRegistered {
-        /// The address given.
+        /// The address in the call.
         address: u64,
     },
     /// The registration of the address takes effect in the next superstep.
@@ -39,13 +39,13 @@ pub enum Misuse {
         "the address {address:#x} has been registered in this superstep only, which takes effect after the next bsp_sync"
     )]
     NotYetRegistered {
-        /// The address given.
+        /// The address in the call.
         address: u64,
     },
     /// The other rank has registered NULL for this area.
     #[error("rank {rank} holds no part of this area: it has registered NULL")]
     NoPart {
-        /// The rank.
+        /// The rank without a part.
         rank: u32,
     },
     /// The bytes exceed what the other rank has registered.
@@ -65,19 +65,19 @@ pub enum Misuse {
     /// NULL was registered with a size other than 0.
     #[error("NULL can be registered with size 0 only, not {bytes}")]
     NullWithSize {
-        /// The size given.
+        /// The size in the call.
         bytes: u64,
     },
     /// The address of a pop is not registered.
     #[error("the address {address:#x} has not been pushed, or has been popped already")]
     NeverPushed {
-        /// The address given.
+        /// The address in the call.
         address: u64,
     },
     /// The maximum number of ranks is not positive.
     #[error("a program needs at least one rank, not {max}")]
     NoRanks {
-        /// The maximum given.
+        /// The maximum in the call.
         max: i64,
     },
     /// The tag does not have the current tag size.
@@ -85,7 +85,7 @@ pub enum Misuse {
         "a tag of {given} bytes, but tags have {set}: set_tag_size takes effect in the next superstep"
     )]
     TagSize {
-        /// The size given.
+        /// Bytes of the tag in the call.
         given: u64,
         /// The current tag size.
         set: u64,

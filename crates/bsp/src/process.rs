@@ -60,7 +60,7 @@ pub struct Process<C: Carrier> {
     held_for: Vec<HeldReplies>,
     collective: CollectiveState,
     queue: Queue,
-    /// Reused for encoding.
+    /// Buffer for encoding, kept between supersteps.
     scratch: Vec<u8>,
     /// Supersteps before the program's first one: one in which all ranks start, and those that
     /// compare the clocks of nodes.
@@ -71,7 +71,7 @@ pub struct Process<C: Carrier> {
 }
 
 impl<C: Carrier> Process<C> {
-    /// This rank.
+    /// Returns the rank of this process.
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.rank

@@ -108,9 +108,9 @@ impl<T> Copy for Area<T> {}
 /// A message from the previous superstep.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceivedMessage<'a> {
-    /// The tag.
+    /// Tag of the message.
     pub tag: &'a [u8],
-    /// The payload.
+    /// Payload of the message.
     pub payload: &'a [u8],
 }
 
@@ -145,7 +145,7 @@ impl Program {
         }))
     }
 
-    /// This rank.
+    /// Returns the rank of this process.
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.process.rank()

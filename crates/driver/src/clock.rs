@@ -25,7 +25,7 @@ impl Clock {
         }
     }
 
-    /// The current time.
+    /// Returns the current time.
     #[inline]
     #[must_use]
     pub fn now(&self) -> dipole_proto::Instant {

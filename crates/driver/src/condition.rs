@@ -7,7 +7,7 @@ use super::stepper::Stepper;
 /// Result of polling shared memory.
 #[derive(Debug)]
 pub enum Polled<T> {
-    /// Nothing arrived.
+    /// No event arrived.
     Nothing,
     /// Something arrived, but not (yet) what the caller waits for.
     Progress,
@@ -39,7 +39,7 @@ pub trait WaitCondition<S: Stepper> {
     /// The result of the wait.
     type Output;
 
-    /// Checks the condition.
+    /// Returns the output if the condition holds now.
     fn attempt(&mut self, stepper: &mut S, now: Instant) -> Option<Self::Output>;
 
     /// Called after a handler has run on this thread; the lock is not held.

@@ -47,7 +47,7 @@ pub(super) struct Progress {
 pub(super) enum CallerKind {
     /// It waits in the driver, and steps for others.
     Waiting,
-    /// Anything else.
+    /// It does anything else.
     Otherwise,
 }
 
@@ -55,7 +55,7 @@ pub(super) enum CallerKind {
 pub(super) enum ThreadActivity {
     /// Running, or not started.
     Running,
-    /// Napping.
+    /// Asleep for a short, fixed time.
     Napping,
     /// Parked until a waiting thread wakes up.
     Parked,

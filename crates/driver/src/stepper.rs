@@ -9,7 +9,7 @@ use crate::ready::Ready;
 
 /// User code that runs without the lock. It must not panic.
 pub trait Work {
-    /// Runs it.
+    /// Runs the work item.
     fn run(&mut self);
 }
 

@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use super::sync::{Arc, Condvar, MutexGuard, Waker};
 use crate::ready::{Keys, Ready, WaitKey};
 
-/// A registered thread.
+/// Identifies a registered thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WaiterId(usize);
 

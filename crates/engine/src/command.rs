@@ -16,11 +16,11 @@ pub enum Command {
     Sweep,
     /// A peer is silent: ask its node whether it is alive.
     Suspect {
-        /// The peer.
+        /// Id of the peer.
         peer: PeerId,
-        /// Its node.
+        /// Node of the peer.
         node: NodeId,
-        /// Its incarnation.
+        /// Incarnation of the peer.
         incarnation: u64,
     },
     /// The last copy of an endpoint's descriptor was closed.

@@ -174,7 +174,7 @@ impl Core {
         }
     }
 
-    /// Events without bytes.
+    /// Handles an event that refers to no bytes of a packet.
     fn handle_news(&mut self, event: Event) {
         match event {
             Event::Connected {

@@ -12,11 +12,11 @@ pub const MAX_DEPARTURES: usize = 4096;
 /// A peer that is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departure {
-    /// The peer's id.
+    /// Id of the peer.
     pub peer: PeerId,
     /// The node that the peer reported.
     pub node: u32,
-    /// Its incarnation.
+    /// Incarnation of the peer.
     pub incarnation: u64,
     /// Why it is gone.
     pub reason: GoneReason,

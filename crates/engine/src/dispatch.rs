@@ -119,7 +119,7 @@ pub(super) struct Dispatch {
     assemblies: Vec<Assembly>,
     /// The assembly that got the last piece; the next piece is usually for it, too.
     last: usize,
-    /// Oldest first.
+    /// Incomplete unreliable messages, oldest first.
     unreliable: VecDeque<UnreliableAssembly>,
     buffers: Arc<Buffers>,
     /// Memory offered by receivers.

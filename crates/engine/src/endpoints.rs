@@ -14,7 +14,7 @@ pub struct PortRef(pub u32);
 /// Receiver of a notification for each message, in addition to waiting threads and tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Notifies {
-    /// Nothing else.
+    /// No additional receiver.
     Waiters,
     /// The endpoint's exported descriptor.
     Descriptor,
@@ -22,12 +22,12 @@ pub(super) enum Notifies {
     Port(PortRef),
 }
 
-/// An open endpoint.
+/// State of an open endpoint.
 #[derive(Debug)]
 pub(super) struct EndpointState {
     pub(super) endpoint: u32,
     pub(super) inbox: Inbox,
-    /// The endpoint's targets.
+    /// Targets of the endpoint, if any.
     pub(super) targets: Option<Arc<[Target]>>,
     /// What is notified of a message.
     pub(super) notifies: Notifies,
@@ -36,7 +36,6 @@ pub(super) struct EndpointState {
 }
 
 impl EndpointState {
-    /// The endpoint's targets.
     #[inline]
     pub(super) fn targets(&self) -> Option<&[Target]> {
         self.targets.as_deref()

@@ -16,10 +16,10 @@ use super::endpoints::Notifies;
 use crate::address::EndpointId;
 use crate::command::Command;
 
-/// All exported descriptors.
+/// Descriptors exported to the program, by endpoint.
 #[derive(Debug)]
 pub(super) struct Exports {
-    /// Reports closed descriptors.
+    /// Reports descriptors that the program has closed.
     watch: Watch,
     signals: FxHashMap<u32, Signal>,
     /// Endpoints whose last send was blocked.
@@ -27,7 +27,7 @@ pub(super) struct Exports {
 }
 
 impl Engine {
-    /// Enables exports.
+    /// Allows endpoints to be exported as file descriptors.
     pub fn allow_exports(&mut self) -> io::Result<()> {
         self.exports = Some(Exports {
             watch: Watch::new()?,

@@ -12,7 +12,7 @@ use dipole_proto::{Frame, Frames, PeerId, Slot};
 /// Packets without a unit that one batch may contain.
 pub(crate) const SCRATCH_FRAMES: usize = 96;
 
-/// The frame pool.
+/// Memory of all frames, in slots of equal size.
 #[derive(Debug)]
 pub(crate) struct FramePool {
     bytes: Vec<u8>,
@@ -64,7 +64,7 @@ impl FramePool {
         self.units
     }
 
-    /// The whole frame.
+    /// Returns the memory of the whole frame.
     pub(crate) fn space(&mut self, slot: Slot) -> &mut [u8] {
         let at = slot as usize * self.stride;
         &mut self.bytes[at..at + self.capacity]

@@ -11,7 +11,7 @@ use crate::key::KeyMismatch;
 pub enum GoneReason {
     /// It owed an answer and sent nothing for the configured time.
     Silent,
-    /// It disconnected.
+    /// The peer closed the session.
     Closed,
     /// Another process now has its address.
     Restarted,

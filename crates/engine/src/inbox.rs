@@ -38,7 +38,7 @@ pub struct Message {
 /// The origin of a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Origin {
-    /// The sending endpoint.
+    /// Address of the sending endpoint.
     pub(crate) source: Address,
     /// Its process, for replies.
     pub(crate) peer: PeerId,
@@ -230,7 +230,7 @@ impl Drop for Buffer {
 pub(crate) enum Charge {
     /// None: the message was unreliable.
     None,
-    /// The edge's.
+    /// Credit of this edge.
     Edge(EdgeId),
 }
 
@@ -239,7 +239,7 @@ pub(crate) enum Charge {
 pub struct Pool {
     /// Address of the first byte.
     pub base: usize,
-    /// Length in bytes.
+    /// Length of the message in bytes.
     pub bytes: usize,
 }
 
@@ -398,7 +398,6 @@ impl Inbox {
         self.queue.is_empty()
     }
 
-    /// Number of messages.
     pub(crate) fn len(&self) -> usize {
         self.queue.len()
     }

@@ -140,7 +140,7 @@ impl Engine {
         self.core.dispatch.offer_more(endpoint, memory);
     }
 
-    /// Withdraws an offer.
+    /// Withdraws memory that was offered for the next long message.
     pub fn withdraw(&mut self, endpoint: u32, memory: &Memory) {
         let dispatch = &mut self.core.dispatch;
         if let Some(offer) = dispatch.receives.with(endpoint, memory).map(|it| it.id) {

@@ -537,13 +537,13 @@ impl Engine {
         &self.core.machine
     }
 
-    /// The link.
+    /// Returns the link to other nodes.
     #[must_use]
     pub fn link(&self) -> &AnyLink {
         self.packets.link()
     }
 
-    /// Counters.
+    /// Returns the counters so far.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         Traffic {

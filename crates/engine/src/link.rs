@@ -11,11 +11,11 @@ use dipole_link::{Caps, Capture, Class, Fault, Incoming, Link, Multihomed, Outgo
 /// Any link. A `match` is cheaper on the hot path than a virtual call.
 #[derive(Debug)]
 pub enum AnyLink {
-    /// UDP sockets.
+    /// Plain UDP sockets.
     Udp(Box<Udp>),
     /// UDP sockets with a fast path for small packets.
     Bpf(Box<Bpf>),
-    /// Several interfaces together.
+    /// Several interfaces, used together.
     Multihomed(Box<Multihomed<AnyLink>>),
     /// A port of a simulated network.
     Sim(sim::Port),

@@ -19,7 +19,7 @@ pub enum Operation {
     Message,
     /// Writes to a region of the target; done once the bytes are there.
     Put {
-        /// The region.
+        /// Key of the region.
         key: RegionKey,
         /// Offset in the region.
         offset: u64,
@@ -30,23 +30,23 @@ pub enum Operation {
     /// no longer needed. They are in place before later operations of the edge arrive. If the put
     /// is refused, a failure follows with the context of the edge's latest put.
     PutUnanswered {
-        /// The region.
+        /// Key of the region.
         key: RegionKey,
         /// Offset in the region.
         offset: u64,
     },
     /// Reads from a region of the target, at most 16 MiB; the completion contains the bytes.
     Get {
-        /// The region.
+        /// Key of the region.
         key: RegionKey,
         /// Offset in the region.
         offset: u64,
-        /// Number of bytes.
+        /// Number of bytes to read.
         length: usize,
     },
     /// Adds to a 64-bit word of a region; the completion contains its previous value.
     FetchAdd {
-        /// The region.
+        /// Key of the region.
         key: RegionKey,
         /// Offset in the region, a multiple of 8.
         offset: u64,
@@ -56,13 +56,13 @@ pub enum Operation {
     /// Replaces a 64-bit word of a region if it has the expected value; the completion contains
     /// its previous value.
     CompareSwap {
-        /// The region.
+        /// Key of the region.
         key: RegionKey,
         /// Offset in the region, a multiple of 8.
         offset: u64,
-        /// The expected value.
+        /// Expected value of the word.
         expected: u64,
-        /// The new value.
+        /// Value that replaces it.
         new: u64,
     },
 }

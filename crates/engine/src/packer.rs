@@ -150,7 +150,7 @@ pub(super) struct Packer {
     pub(super) frames: FramePool,
     /// Packets of the longest message on the small lane.
     small_run: usize,
-    /// By [`PeerId::index`].
+    /// Frames of each peer, indexed by [`PeerId::index`].
     peers: Vec<PeerFrames>,
     /// Peers with a frame being filled.
     open_frames: usize,

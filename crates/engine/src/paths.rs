@@ -31,7 +31,7 @@ pub enum PathState {
 pub struct Path {
     /// The local address from which the kernel sends there.
     pub ours: IpAddr,
-    /// The peer's address.
+    /// Address of the peer's interface.
     pub theirs: IpAddr,
     /// State of its port for small packets.
     pub small: Option<PathState>,
@@ -42,9 +42,9 @@ pub struct Path {
 /// All pairs of addresses of this process and one peer on the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Paths {
-    /// The peer's node.
+    /// Node of the peer.
     pub node: NodeId,
-    /// The peer's incarnation.
+    /// Incarnation of the peer.
     pub incarnation: u64,
     /// In the order of the peer's interfaces.
     pub pairs: Vec<Path>,

@@ -16,7 +16,7 @@ struct PeerState {
     unacknowledged: bool,
 }
 
-/// All peers.
+/// Peers with a session or a connection.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     /// By [`PeerId::index`]; the latest peer with that index.
@@ -31,7 +31,7 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    /// A session begins.
+    /// Records that a session began.
     pub(super) fn begin(&mut self, id: PeerId) {
         self.enter(id);
     }
@@ -102,7 +102,7 @@ impl Peers {
         NodeId(self.get(id).map_or(0, |state| state.node))
     }
 
-    /// A peer's incarnation.
+    /// Returns the incarnation of a peer.
     pub(super) fn incarnation(&self, id: PeerId) -> u64 {
         self.get(id).map_or(0, |state| state.incarnation)
     }

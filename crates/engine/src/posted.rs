@@ -20,7 +20,7 @@ pub struct PostedOperation {
     pub context: Context,
     /// The queue or counter for its completion.
     pub queue: Option<QueueRef>,
-    /// The target endpoint.
+    /// Address of the target endpoint.
     pub to: Address,
 }
 
@@ -29,7 +29,7 @@ pub struct PostedOperation {
 pub(super) enum PayloadOwner<'a> {
     /// In the caller's memory, until `continue_long` returns true.
     Caller,
-    /// In a copy.
+    /// The payload is in a copy.
     Copy(&'a Arc<Buffers>),
     /// In bytes that the engine shares.
     Shared(&'a Bytes, Option<PostedOperation>),

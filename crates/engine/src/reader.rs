@@ -24,7 +24,7 @@ pub trait Reader {
 pub struct Arriving<'a>(pub(crate) Payload<'a>);
 
 impl Arriving<'_> {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {

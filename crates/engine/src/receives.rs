@@ -13,14 +13,14 @@ use dipole_proto::{EdgeId, PeerId};
 
 use crate::inbox::{Buffer, Buffers};
 
-/// Identifies offered memory.
+/// Identifies memory offered for a receive.
 pub(crate) type OfferId = u32;
 
 /// Where a message is assembled.
 #[derive(Debug)]
 pub(super) enum AssemblyBuffer {
     Owned(Buffer),
-    /// In offered memory.
+    /// The message is in offered memory.
     Offered(Memory, OfferId),
 }
 

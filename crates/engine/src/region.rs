@@ -26,11 +26,11 @@ impl FromStr for RegionKey {
 /// Notifies the owner of a region that a put is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// The region.
+    /// Key with which peers access the region.
     pub key: RegionKey,
     /// Offset of the data in the region.
     pub offset: u64,
-    /// Number of bytes.
+    /// Length of the access in bytes.
     pub length: u64,
     /// The value given by the sender.
     pub value: u64,

@@ -76,9 +76,9 @@ enum State {
 pub(super) struct SharedMemory {
     hub: AnyHub,
     own: Greeting,
-    /// By [`ConnId::index`].
+    /// Connections, indexed by [`ConnId::index`].
     connections: Vec<Option<Connection>>,
-    /// By [`PeerId::index`].
+    /// Routes to peers, indexed by [`PeerId::index`].
     by_peer: Vec<Option<Route>>,
     by_incarnation: FxHashMap<u64, ConnId>,
     /// Connections whose peers have new records and may be asleep.

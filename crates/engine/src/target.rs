@@ -33,7 +33,7 @@ pub enum Blocked {
 /// A target of an endpoint: address, edge, and traffic.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// The target endpoint.
+    /// Address of the target endpoint.
     pub address: Address,
     /// The edge to it.
     pub edge: EdgeId,

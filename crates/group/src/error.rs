@@ -1,4 +1,4 @@
-//! Errors of groups.
+//! Errors of group calls.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use dipole_node::{OpenError, PortError, SendError};
 pub struct Member {
     /// Position in the list of members.
     pub rank: usize,
-    /// The member's port.
+    /// Address of the member's port.
     pub address: Address,
 }
 
@@ -43,13 +43,13 @@ pub enum GroupError {
         List(.members)
     )]
     Gone {
-        /// Which members.
+        /// Members that are gone.
         members: Vec<Member>,
     },
     /// A member left the group before a call that others made.
     #[error("{member} left the group before this call; all members must make the same calls")]
     Left {
-        /// Which member.
+        /// The member that left.
         member: Member,
     },
     /// A member waited longer for others than its caller allowed.
@@ -81,7 +81,7 @@ pub enum GroupError {
         .theirs.generation, .theirs.addresses.len()
     )]
     Disagreement {
-        /// Their list.
+        /// The list that the other members have.
         theirs: Members,
     },
     /// The others have continued without this member.
@@ -93,7 +93,7 @@ pub enum GroupError {
         /// The members of their generation.
         theirs: Members,
     },
-    /// Sending failed.
+    /// A message to a member could not be sent.
     #[error(transparent)]
     Send(SendError),
     /// The member's port is closed or broken.

@@ -197,7 +197,7 @@ impl Group {
         self.roster.rank
     }
 
-    /// Number of members.
+    /// Returns the number of members.
     #[must_use]
     pub fn size(&self) -> usize {
         self.roster.size()

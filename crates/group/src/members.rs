@@ -113,7 +113,7 @@ impl Roster {
         edges[rank] = None;
     }
 
-    /// All open edges.
+    /// Returns all open edges.
     pub(super) fn edges(&self) -> Vec<Arc<Edge>> {
         let edges = self.edges.lock().unwrap_or_else(PoisonError::into_inner);
         edges.iter().flatten().cloned().collect()

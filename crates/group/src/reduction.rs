@@ -7,9 +7,9 @@ use std::cmp::Ordering;
 pub enum Combine {
     /// The sum; integers wrap around.
     Sum,
-    /// The minimum.
+    /// Keeps the minimum.
     Min,
-    /// The maximum.
+    /// Keeps the maximum.
     Max,
 }
 
@@ -18,16 +18,16 @@ pub enum Combine {
 /// Minimum and maximum of `f64` follow [`f64::total_cmp`], so that the result does not depend on
 /// the order of combining: NaN is greater than all other values, and -0.0 is less than 0.0.
 pub trait Number: Copy + sealed::Sealed {
-    /// Encodes the number.
+    /// Encodes the number as little-endian bytes.
     #[must_use]
     fn to_bytes(self) -> [u8; 8];
-    /// Decodes a number.
+    /// Decodes a number from little-endian bytes.
     #[must_use]
     fn from_bytes(bytes: [u8; 8]) -> Self;
     /// Adds two numbers.
     #[must_use]
     fn sum(self, other: Self) -> Self;
-    /// Compares two numbers.
+    /// Compares two numbers; `f64` by [`f64::total_cmp`].
     #[must_use]
     fn order(self, other: Self) -> Ordering;
 }

@@ -141,7 +141,7 @@ impl CollectiveState {
         replies
     }
 
-    /// Handles a message.
+    /// Updates the state for a message from a member.
     pub(super) fn on_message(
         &mut self,
         source: Address,

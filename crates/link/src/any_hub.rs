@@ -13,9 +13,9 @@ use crate::sim::SimHub;
 /// A real or a simulated hub; in production the branch always goes the same way.
 #[derive(Debug)]
 pub enum AnyHub {
-    /// Real shared memory.
+    /// Shared memory of the operating system.
     Shared(Box<Hub>),
-    /// Simulated shared memory.
+    /// Shared memory of the simulator.
     Sim(SimHub),
 }
 
@@ -41,7 +41,7 @@ impl AnyHub {
         }
     }
 
-    /// [`Hub::address_of`].
+    /// See [`Hub::address_of`].
     pub fn address_of(&mut self, bytes: &[u8]) -> u64 {
         match self {
             AnyHub::Shared(_) => Hub::address_of(bytes),
@@ -59,7 +59,7 @@ impl AnyHub {
         }
     }
 
-    /// [`Hub::poll_connections`].
+    /// See [`Hub::poll_connections`].
     ///
     /// # Errors
     /// Only when the epoll is broken.
@@ -78,74 +78,74 @@ impl AnyHub {
             AnyHub::Shared(hub) => hub,
             AnyHub::Sim(hub) => hub,
         } {
-            /// [`Hub::connect`].
+            /// See [`Hub::connect`].
             ///
             /// # Errors
             /// [`ShmError`].
             pub fn connect(&mut self, socket: &Path) -> Result<ConnId, ShmError>;
 
-            /// [`Hub::close`].
+            /// See [`Hub::close`].
             pub fn close(&mut self, conn: ConnId);
 
-            /// [`Hub::push`].
+            /// See [`Hub::push`].
             ///
             /// # Errors
             /// [`PushError`]; nothing was pushed.
             pub fn push(&mut self, conn: ConnId, tag: u64, payload: &[u8]) -> Result<(), PushError>;
 
-            /// [`Hub::push_parts`].
+            /// See [`Hub::push_parts`].
             ///
             /// # Errors
             /// [`PushError`]; nothing was pushed.
             pub fn push_parts(&mut self, conn: ConnId, tag: u64, head: &[u8], rest: &[u8]) -> Result<(), PushError>;
 
-            /// [`Hub::push_notice`].
+            /// See [`Hub::push_notice`].
             ///
             /// # Errors
             /// [`PushError`]; nothing was pushed.
             pub fn push_notice(&mut self, conn: ConnId, tag: u64, payload: &[u8]) -> Result<(), PushError>;
 
-            /// [`Hub::want_room`].
+            /// See [`Hub::want_room`].
             pub fn want_room(&mut self, conn: ConnId);
 
-            /// [`Hub::wake_peer`].
+            /// See [`Hub::wake_peer`].
             pub fn wake_peer(&mut self, conn: ConnId);
 
-            /// [`Hub::has_room`].
+            /// See [`Hub::has_room`].
             pub fn has_room(&mut self, conn: ConnId) -> bool;
 
-            /// [`Hub::is_read`].
+            /// See [`Hub::is_read`].
             pub fn is_read(&mut self, conn: ConnId) -> bool;
 
-            /// [`Hub::poll`].
+            /// See [`Hub::poll`].
             pub fn poll(&mut self, limit: usize, take: &mut impl FnMut(ConnId, u64, Payload<'_>)) -> usize;
 
-            /// [`Hub::arm`].
+            /// See [`Hub::arm`].
             pub fn arm(&mut self) -> bool;
 
-            /// [`Hub::disarm`].
+            /// See [`Hub::disarm`].
             pub fn disarm(&mut self);
 
-            /// [`Hub::take_woken`].
+            /// See [`Hub::take_woken`].
             pub fn take_woken(&mut self) -> bool;
 
-            /// [`Hub::can_pull`].
+            /// See [`Hub::can_pull`].
             #[must_use]
             pub fn can_pull(&self, conn: ConnId) -> bool;
 
-            /// [`Hub::block_pulls`].
+            /// See [`Hub::block_pulls`].
             pub fn block_pulls(&mut self);
 
-            /// [`Hub::allow_pulls`].
+            /// See [`Hub::allow_pulls`].
             pub fn allow_pulls(&mut self);
 
-            /// [`Hub::pull`].
+            /// See [`Hub::pull`].
             ///
             /// # Errors
             /// The memory cannot be read, or the peer is gone.
             pub fn pull(&mut self, conn: ConnId, address: u64, into: &mut [u8]) -> io::Result<()>;
 
-            /// [`Hub::stats`].
+            /// See [`Hub::stats`].
             #[must_use]
             pub fn stats(&self) -> ShmStats;
         }

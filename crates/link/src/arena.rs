@@ -110,7 +110,7 @@ impl Block {
     }
 }
 
-/// The allocator.
+/// Allocates slices of one block of memory in ring order.
 #[derive(Debug)]
 pub struct Arena(Block);
 
@@ -141,7 +141,7 @@ impl Arena {
         }))
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.0.bytes()

@@ -46,7 +46,7 @@ impl BusyPolling {
         }
     }
 
-    /// Turns it off.
+    /// Turns busy polling off.
     pub fn stop(socket: BorrowedFd<'_>) {
         for option in [SO_BUSY_POLL, SO_PREFER_BUSY_POLL] {
             let _ = sys::set_option(socket, libc::SOL_SOCKET, option, 0_i32);

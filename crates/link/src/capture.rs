@@ -33,9 +33,9 @@ pub enum CaptureError {
     /// The file cannot be created.
     #[error("cannot capture to {path}: {source}; check the directory and its permissions")]
     Create {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's error.
+        /// Error returned by the kernel.
         source: io::Error,
     },
     /// Writing failed; the file is complete up to there, except perhaps for the last packet.
@@ -44,11 +44,11 @@ pub enum CaptureError {
          free some space or choose another path"
     )]
     Write {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Packets written before the failure.
         packets: u64,
-        /// The system's error.
+        /// Error returned by the kernel.
         source: io::Error,
     },
 }
@@ -131,7 +131,7 @@ impl<L: Link> Capture<L> {
         capture
     }
 
-    /// The wrapped link.
+    /// Returns the wrapped link.
     pub fn inner(&self) -> &L {
         &self.inner
     }

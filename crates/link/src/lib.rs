@@ -67,7 +67,7 @@ pub struct Caps {
 pub struct Outgoing<'a> {
     /// Port class that it is sent from.
     pub class: Class,
-    /// The destination.
+    /// Address of the destination.
     pub to: SocketAddr,
     /// The first part of the UDP payload.
     pub head: &'a [u8],
@@ -105,7 +105,7 @@ impl Outgoing<'_> {
 pub struct Incoming<'a> {
     /// Port class that it arrived at.
     pub class: Class,
-    /// The sender's address.
+    /// Address of the sender.
     pub from: SocketAddr,
     /// The UDP payload. If small frames were sent as one message: their payloads, concatenated.
     pub bytes: &'a [u8],
@@ -113,7 +113,7 @@ pub struct Incoming<'a> {
 
 /// A way to move frames: unreliable, unordered, possibly corrupting.
 pub trait Link {
-    /// The link's capabilities.
+    /// Returns the capabilities of the link.
     fn caps(&self) -> Caps;
 
     /// The local address of a class, as peers should use it.

@@ -22,7 +22,7 @@ pub struct Region {
     bytes: Arc<RwLock<Bytes>>,
 }
 
-/// The memory itself.
+/// Memory of a region, accessed under the region's lock.
 struct Bytes {
     start: NonNull<u8>,
     length: usize,
@@ -53,7 +53,7 @@ pub enum RegionError {
     Create {
         /// Requested size in bytes.
         bytes: usize,
-        /// The kernel's error.
+        /// Error returned by the kernel.
         #[source]
         cause: io::Error,
     },
@@ -62,7 +62,7 @@ pub enum RegionError {
     OutOfBounds {
         /// Offset of the first byte.
         offset: usize,
-        /// Number of bytes.
+        /// Number of bytes requested.
         length: usize,
         /// Size of the region; 0 once it is revoked.
         bytes: usize,
@@ -70,7 +70,7 @@ pub enum RegionError {
     /// A word does not start at a multiple of 8 bytes.
     #[error("no word starts at offset {offset}: it is not a multiple of 8")]
     Misaligned {
-        /// The offset.
+        /// Offset of the word in bytes.
         offset: usize,
     },
 }

@@ -163,7 +163,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn length(&self) -> usize {
         self.length

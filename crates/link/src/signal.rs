@@ -22,7 +22,7 @@ const MIN_BUFFER_BYTES: usize = 1;
 /// Bytes per write when filling the send buffer.
 const FILLING: [u8; 1024] = [0; 1024];
 
-/// The library's end.
+/// The end that the library holds.
 #[derive(Debug)]
 pub struct Signal {
     own: OwnedFd,

@@ -24,9 +24,9 @@ pub const fn socklen_of<T>() -> libc::socklen_t {
 /// One address of a network interface.
 #[derive(Clone, Debug)]
 pub struct InterfaceAddress {
-    /// The interface's name.
+    /// Name of the interface.
     pub name: String,
-    /// The address.
+    /// An address of the interface.
     pub ip: IpAddr,
     /// The interface's index for an IPv6 link-local address, otherwise 0.
     pub scope_id: u32,

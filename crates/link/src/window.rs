@@ -48,7 +48,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     #[must_use]
     pub fn length(self) -> usize {
@@ -186,7 +186,7 @@ impl Window {
         Ok(Window { segment, file })
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn length(&self) -> usize {
         self.segment.length()

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A word that both sides may read and one side writes.
 pub trait Word {
-    /// Loads the word.
+    /// Loads the value with this memory order.
     fn load(&self, order: Ordering) -> u64;
-    /// Stores the word.
+    /// Stores a value with this memory order.
     fn store(&self, value: u64, order: Ordering);
     /// A sequentially consistent fence for all words.
     fn full_fence();

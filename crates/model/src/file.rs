@@ -21,7 +21,7 @@ pub enum ProfileError {
         .file.display()
     )]
     File {
-        /// The profile.
+        /// Path of the profile.
         file: PathBuf,
         /// The operation, as a verb.
         action: &'static str,
@@ -34,7 +34,7 @@ pub enum ProfileError {
         .file.display()
     )]
     Content {
-        /// The profile.
+        /// Path of the profile.
         file: PathBuf,
         /// The position and kind of the fault.
         cause: serde_json::Error,
@@ -46,7 +46,7 @@ pub enum ProfileError {
         .file.display()
     )]
     Version {
-        /// The profile.
+        /// Path of the profile.
         file: PathBuf,
         /// The version in the file.
         found: u32,

@@ -15,7 +15,7 @@ use crate::interval::{MedianInterval, between, float};
 /// Parameters of messages of one fragment, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Short {
-    /// Message length.
+    /// Length of the message in bytes.
     pub bytes: usize,
     /// One-way time, half a round trip. `l_ns` is computed from it.
     pub trip_ns: MedianInterval,
@@ -37,7 +37,7 @@ pub struct Short {
 /// Parameters of messages of several fragments, in nanoseconds per fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Long {
-    /// Message length.
+    /// Length of the message in bytes.
     pub bytes: usize,
     /// One-way time of the whole message.
     pub trip_ns: MedianInterval,

@@ -22,10 +22,10 @@ pub struct Profile {
     version: u32,
     /// The kind of link: `shm`, `udp`, `bpf` or `tcp`.
     pub link: String,
-    /// Crossover lengths.
+    /// Message lengths from which another method is faster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub choices: Option<Choices>,
-    /// Pacing of supersteps.
+    /// Pacing of supersteps, if it was calibrated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pacing: Option<Pacing>,
     /// Costs of supersteps, by number of ranks and nodes.
@@ -66,7 +66,7 @@ pub struct CopyCost {
     pub level: String,
     /// Length of each copy. Source and target both fit in this level.
     pub bytes: usize,
-    /// Time per byte.
+    /// Additional time per byte.
     pub ns_per_byte: MedianInterval,
 }
 

@@ -39,7 +39,7 @@ pub struct Parameters {
     pub basis: Basis,
 }
 
-/// Origin of parameters.
+/// Origin of BSP parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Basis {

@@ -32,7 +32,7 @@ const DIRECTORY: &str = "HASH_TABLE_DIRECTORY";
 
 type Failure = Box<dyn Error>;
 
-/// SplitMix64's finalizer.
+/// Mixes the bits of a key: the finalizer of SplitMix64.
 fn mix(number: u64) -> u64 {
     let x = (number ^ number >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let x = (x ^ x >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -103,7 +103,7 @@ pub struct Config {
     pub node: NodeId,
     /// Directory of the registry of this machine's nodes.
     pub runtime_dir: PathBuf,
-    /// The other nodes.
+    /// Addresses of the cluster's nodes.
     pub hosts: Hosts,
     /// The IP address whose UDP ports carry this process's packets.
     pub bind: IpAddr,
@@ -153,11 +153,11 @@ pub enum ConfigError {
     /// The value of a variable is invalid.
     #[error("{name}=\"{}\" is invalid: expected {expected}", excerpt(.value))]
     Variable {
-        /// The variable.
+        /// Name of the variable.
         name: &'static str,
-        /// The value.
+        /// Value of the variable.
         value: String,
-        /// The expected form.
+        /// Description of valid values.
         expected: String,
     },
     /// The hosts file is invalid or cannot be read.

@@ -33,11 +33,11 @@ const KEY_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// A command to the control thread.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// From the engine.
+    /// A command from the engine.
     Engine(EngineCommand),
     /// Watch for the last copy of this endpoint's descriptor being closed.
     Exported(Weak<EndpointOwner>),
-    /// Stop the thread.
+    /// Stops the thread.
     Stop,
 }
 
@@ -61,7 +61,6 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Starts the thread.
     pub(crate) fn start(
         registry: &Registry,
         config: &Config,
@@ -167,7 +166,7 @@ impl ControlThread {
                     self.exported.insert(id, owner);
                 }
             }
-            // Handled by `run`.
+            // `run` handles this command.
             Command::Stop => {}
         }
     }

@@ -59,7 +59,7 @@ impl Edge {
         self.owner.id
     }
 
-    /// The target's address.
+    /// Returns the address of the target.
     #[must_use]
     pub fn target(&self) -> Address {
         self.to

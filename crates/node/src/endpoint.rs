@@ -239,7 +239,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Removes a target.
+    /// Removes a target; later sends no longer go to it.
     pub fn untarget(&self, to: Address) {
         self.change_targets(|_| {}, to);
     }

@@ -22,7 +22,7 @@ pub enum OpenError {
         "cannot open endpoint {address}: process {pid} ({command}) already has it; end that process or choose another DPID"
     )]
     Taken {
-        /// Which endpoint.
+        /// Address of the endpoint.
         address: Address,
         /// The holder's process id.
         pid: u32,
@@ -36,7 +36,7 @@ pub enum OpenError {
         .directory.display()
     )]
     Registry {
-        /// The directory.
+        /// Path of the directory.
         directory: PathBuf,
         /// What the registry reported.
         cause: String,
@@ -86,15 +86,15 @@ pub enum OpenError {
          enough memory, or the endpoint is closed"
     )]
     Pool {
-        /// For which endpoint.
+        /// Address of the endpoint.
         endpoint: Address,
-        /// The requested size.
+        /// Requested size of the pool.
         bytes: usize,
     },
     /// The capture file cannot be written.
     #[error("cannot write the capture file {}: {cause}", .file.display())]
     Capture {
-        /// The file.
+        /// Path of the file.
         file: PathBuf,
         /// What the kernel reported.
         cause: String,
@@ -164,7 +164,7 @@ pub enum TargetError {
     /// The location of the endpoint could not be found.
     #[error("cannot find endpoint {target}: {cause}")]
     Unresolved {
-        /// Which endpoint.
+        /// Address of the target.
         target: Address,
         /// What was tried, and what can be done.
         cause: String,
@@ -175,7 +175,7 @@ pub enum TargetError {
          or receives, and that no firewall drops UDP"
     )]
     TimedOut {
-        /// Which endpoint.
+        /// Address of the target.
         target: Address,
         /// How long it waited.
         waited: Duration,
@@ -183,9 +183,9 @@ pub enum TargetError {
     /// The session ended during the handshake.
     #[error("the process of endpoint {target} is gone{}", because(.reason))]
     PeerGone {
-        /// Which endpoint.
+        /// Address of the target.
         target: Address,
-        /// Why.
+        /// Reason for the end of the session, if known.
         reason: Option<GoneReason>,
     },
     /// The target's process belongs to another cluster.
@@ -194,7 +194,7 @@ pub enum TargetError {
         .target.node, .mismatch.explain(.fingerprint.as_deref())
     )]
     OtherCluster {
-        /// Which endpoint.
+        /// Address of the target.
         target: Address,
         /// How the keys differ.
         mismatch: KeyMismatch,
@@ -209,7 +209,7 @@ pub enum TargetError {
         .target.node
     )]
     OtherSecurity {
-        /// Which endpoint.
+        /// Address of the target.
         target: Address,
     },
     /// Only shared memory is allowed (`DIPOLE_LINK=shm`), but it is not available.
@@ -218,15 +218,15 @@ pub enum TargetError {
          would use UDP"
     )]
     NoSharedMemory {
-        /// Which endpoint.
+        /// Address of the target.
         target: Address,
-        /// Why.
+        /// Description of the cause.
         cause: String,
     },
     /// The socket of the target's process belongs to another user.
     #[error("cannot connect to endpoint {target}: {cause}")]
     OtherUser {
-        /// Which endpoint.
+        /// Address of the target.
         target: Address,
         /// The socket and its owner.
         cause: String,
@@ -237,7 +237,7 @@ pub enum TargetError {
          there, or end some of its peers"
     )]
     PeerFull {
-        /// Which endpoint.
+        /// Address of the target.
         target: Address,
     },
     /// The target's process has reached its limit of edges from this one.
@@ -246,15 +246,15 @@ pub enum TargetError {
          which is the limit; close some"
     )]
     TooManyEdges {
-        /// Which endpoint.
+        /// Address of the target.
         target: Address,
-        /// The limit.
+        /// The limit that was reached.
         limit: u32,
     },
     /// This process has reached its limit of peers.
     #[error("this process already has {limit} peers, its limit; raise DIPOLE_MAX_PEERS")]
     TooManyPeers {
-        /// The limit.
+        /// The limit that was reached.
         limit: u32,
     },
     /// The link is broken.
@@ -274,13 +274,13 @@ pub enum SendError {
     /// The endpoint has no target: call [`target`](crate::Endpoint::target) first.
     #[error("endpoint {from} has no target; add one first")]
     NoTarget {
-        /// This endpoint.
+        /// Address of the sending endpoint.
         from: Address,
     },
     /// Nothing was queued: there are no free frames, or no credit from the receiver.
     #[error("{}", full(.target, *.by_receiver))]
     Full {
-        /// The target.
+        /// Address of the target.
         target: Address,
         /// True if the receiver has not read enough; false if our frames are all in flight.
         by_receiver: bool,
@@ -304,9 +304,9 @@ pub enum SendError {
     /// The receiving process has no such endpoint, or no longer.
     #[error("endpoint {target} refused messages: {}", refusal(*.reason))]
     Refused {
-        /// The target.
+        /// Address of the target.
         target: Address,
-        /// Why.
+        /// Reason that the receiver reported.
         reason: RefusedReason,
     },
     /// A memory operation failed, or a put before a flush.
@@ -314,15 +314,15 @@ pub enum SendError {
     OperationFailed {
         /// The owner of the memory.
         target: Address,
-        /// Why.
+        /// Outcome that the owner reported.
         outcome: Outcome,
     },
     /// The peer is gone; add the target again if it comes back.
     #[error("the process of endpoint {target} is gone{}", because(.reason))]
     PeerGone {
-        /// The target.
+        /// Address of the target.
         target: Address,
-        /// Why.
+        /// Reason for the end of the session, if known.
         reason: Option<GoneReason>,
     },
     /// The link is broken.
@@ -334,7 +334,7 @@ pub enum SendError {
     /// The operation was cancelled before it started.
     #[error("a message to {target} was cancelled before it started")]
     Cancelled {
-        /// The target.
+        /// Address of the target.
         target: Address,
     },
     /// The handle was inherited by a forked child.
@@ -351,7 +351,7 @@ pub enum ReceiveError {
     /// No message arrived in time.
     #[error("no message arrived at endpoint {endpoint} within {waited:.1?}")]
     TimedOut {
-        /// The receiving endpoint.
+        /// Address of the receiving endpoint.
         endpoint: Address,
         /// How long it waited.
         waited: Duration,
@@ -384,7 +384,7 @@ pub enum ReceiveError {
         "the endpoint has {limit} posted receives, its limit; take completions before posting more"
     )]
     TooManyPosted {
-        /// The limit.
+        /// The limit that was reached.
         limit: usize,
     },
 }
@@ -395,21 +395,21 @@ pub enum PortError {
     /// Its handler panicked. The port is closed, and its senders are refused.
     #[error("the handler of port {port} panicked: {message}; the port is closed, reopen it")]
     Panicked {
-        /// Which port.
+        /// Address of the port.
         port: Address,
-        /// The panic message.
+        /// Message of the panic.
         message: String,
     },
     /// It was closed by its handler or its owner.
     #[error("port {port} is closed")]
     Closed {
-        /// Which port.
+        /// Address of the port.
         port: Address,
     },
     /// The handler waits for its own port, which would deadlock.
     #[error("the handler of port {port} waits for its own port; it handles one message at a time")]
     WithinHandler {
-        /// Which port.
+        /// Address of the port.
         port: Address,
     },
     /// The link is broken.

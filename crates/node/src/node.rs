@@ -108,7 +108,7 @@ impl Node {
         })
     }
 
-    /// The node's id.
+    /// Returns the node's id.
     #[must_use]
     pub fn id(&self) -> NodeId {
         self.inner.config.node
@@ -200,7 +200,7 @@ impl Node {
         CompletionCounter::new(&self.inner)
     }
 
-    /// Current counters.
+    /// Returns the current counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.inner.driver.with(|state, _| state.stats())

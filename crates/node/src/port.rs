@@ -103,7 +103,7 @@ impl ActivePort {
         }
     }
 
-    /// The port's address.
+    /// Returns the port's address.
     #[must_use]
     pub fn address(&self) -> Address {
         self.shared.endpoint.address()

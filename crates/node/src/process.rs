@@ -107,7 +107,7 @@ impl ProcessState {
         traffic
     }
 
-    /// Current counters.
+    /// Returns the current counters.
     pub(crate) fn stats(&self) -> Stats {
         let engine = &self.engine;
         let peers = engine.machine().peers();

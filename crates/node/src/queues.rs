@@ -35,36 +35,36 @@ pub enum Completion {
     Failed {
         /// The context given when it was posted.
         context: Context,
-        /// Why it failed.
+        /// Reason for the failure.
         error: SendError,
     },
     /// A posted receive got a message.
     Filled {
         /// The context given when it was posted.
         context: Context,
-        /// The receiving endpoint.
+        /// Id of the receiving endpoint.
         endpoint: EndpointId,
         /// The sender of the message.
         source: Address,
         /// The length of the message.
         length: usize,
-        /// The posted memory.
+        /// The memory given when it was posted.
         memory: RegionMemory,
     },
     /// A posted receive failed.
     NotFilled {
         /// The context given when it was posted.
         context: Context,
-        /// Why it failed.
+        /// Reason for the failure.
         error: ReceiveError,
-        /// The posted memory.
+        /// The memory given when it was posted.
         memory: RegionMemory,
     },
     /// A message arrived at an attached endpoint.
     Received {
-        /// The receiving endpoint.
+        /// Id of the receiving endpoint.
         endpoint: EndpointId,
-        /// The message.
+        /// The received message.
         message: Message,
     },
 }
@@ -74,7 +74,7 @@ pub enum Completion {
 pub struct CompletionCounts {
     /// Messages sent and memory operations completed.
     pub sent: u64,
-    /// Operations that failed.
+    /// Number of operations that failed.
     pub failed: u64,
 }
 

@@ -24,7 +24,7 @@ pub struct Stats {
     pub edges: usize,
     /// Bytes of unread messages.
     pub pool_used_bytes: u64,
-    /// Free frames.
+    /// Number of free frames.
     pub free_frames: usize,
     /// Injected faults, if fault injection is on.
     pub faults: Option<dipole_link::fault::FaultStats>,

@@ -115,7 +115,7 @@ fn clients() {
     println!("\nheard everything");
 }
 
-/// A client process.
+/// A process with clients, and its output.
 struct Clients {
     child: Child,
     said: BufReader<ChildStdout>,

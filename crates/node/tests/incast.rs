@@ -15,7 +15,7 @@ use dipole_engine::{Blocked, Destination, Engine, LongSend};
 use dipole_link::sim::{DropReason, Network, NetworkConfig, PathConfig};
 use dipole_proto::{Config, EdgeId, Instant, PeerId};
 
-/// The receiving endpoint.
+/// Endpoint that receives from all senders.
 const INBOX: u32 = 1;
 const OUTBOX: u32 = 100;
 /// Rounds that are not counted.
@@ -148,7 +148,7 @@ impl Cluster {
         }
     }
 
-    /// Lets time pass.
+    /// Advances the simulated time.
     fn rest(&mut self, ns: u64) {
         let until_ns = self.now_ns + ns;
         self.run(|cluster| cluster.now_ns >= until_ns || cluster.is_quiet(until_ns));

@@ -17,12 +17,12 @@ const BOTTOM: f64 = 58.0;
 /// Labels closer to the previous one than this are left out.
 const LABEL_DISTANCE: f64 = 42.0;
 
-/// One figure.
+/// A chart with several curves.
 #[derive(Clone, Debug)]
 pub struct Chart {
     /// Id within the page.
     pub id: String,
-    /// Title.
+    /// Title above the chart.
     pub title: String,
     /// How to read it.
     pub text: &'static str,
@@ -30,7 +30,7 @@ pub struct Chart {
     pub x: (Scale, &'static str),
     /// Scale and title of the vertical axis.
     pub y: (Scale, &'static str),
-    /// The curves.
+    /// Curves in the order of the legend.
     pub curves: Vec<Curve>,
 }
 
@@ -45,7 +45,7 @@ pub struct Curve {
     pub points: Vec<Point>,
 }
 
-/// One measurement.
+/// A measured point of a curve.
 #[derive(Clone, Debug)]
 pub struct Point {
     /// Value on the horizontal axis.

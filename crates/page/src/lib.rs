@@ -21,7 +21,7 @@ pub const STYLE: &str = include_str!("style.css");
 /// The head of a page.
 #[derive(Clone, Copy, Debug)]
 pub struct Heading<'a> {
-    /// Title.
+    /// Title of the page.
     pub title: &'a str,
     /// How to read it.
     pub text: &'a str,

@@ -1,6 +1,6 @@
 //! Axes: positions of values, and the values that get a mark and a label.
 
-/// Kind of scale.
+/// Linear or logarithmic scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
     /// Powers of two, labelled as sizes.
@@ -18,7 +18,7 @@ pub enum Scale {
 /// A tick on an axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tick {
-    /// Value.
+    /// Value at the tick.
     pub value: f64,
     /// Empty for a line without a label.
     pub label: String,

@@ -2,7 +2,7 @@
 
 use crate::time::Instant;
 
-/// See the module.
+/// Deadline that moves away with each repetition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Backoff {
     /// When the timer fires; [`Instant::NEVER`] while it is off.

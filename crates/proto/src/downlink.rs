@@ -77,7 +77,6 @@ impl Downlink {
         self.meter.bytes += u64::from(bytes) + FRAME_BYTES;
     }
 
-    /// Counts a unit.
     #[inline]
     pub(crate) fn unit_arrived(&mut self) {
         self.meter.units += 1;

@@ -81,7 +81,7 @@ impl core::error::Error for ProtocolViolation {}
 pub enum ConnectError {
     /// The table of peers is full.
     TooManyPeers {
-        /// Its size.
+        /// Size of the table.
         limit: u32,
     },
 }

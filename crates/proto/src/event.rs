@@ -37,7 +37,7 @@ impl fmt::Display for PeerId {
 /// is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EdgeId {
-    /// The peer.
+    /// Id of the peer.
     pub peer: PeerId,
     /// Position among the peer's edges of that direction. Positions are reused.
     pub index: u32,
@@ -133,18 +133,18 @@ pub enum PathChange {
     Settled,
     /// A lane has stopped answering. Its units are sent on others.
     Lost {
-        /// The lane.
+        /// Index of the lane.
         lane: u8,
     },
     /// A lane answers that did not answer before.
     Restored {
-        /// The lane.
+        /// Index of the lane.
         lane: u8,
     },
     /// The length of packets to the peer, with their trailer, has changed, because the path or the
     /// link does not carry longer ones or carries them again.
     PacketBytes {
-        /// The new length.
+        /// New length in bytes, including the trailer.
         bytes: usize,
     },
 }
@@ -154,18 +154,18 @@ pub enum PathChange {
 pub enum Event {
     /// The session is open in both directions.
     Connected {
-        /// The peer.
+        /// Id of the peer.
         peer: PeerId,
         /// Node on which the peer runs, as it reports.
         node: u32,
-        /// The peer's incarnation.
+        /// Incarnation of the peer.
         incarnation: u64,
     },
     /// The peer owes an answer and has been silent. A third party may report that its process is
     /// alive ([`Machine::vouch`](crate::Machine::vouch)) or that it has ended
     /// ([`Machine::give_up`](crate::Machine::give_up)).
     Suspected {
-        /// The peer.
+        /// Id of the peer.
         peer: PeerId,
     },
     /// A process was refused because the limit of peers is reached and none of the idle peers is
@@ -177,47 +177,47 @@ pub enum Event {
     /// The paths to a peer have changed. [`Machine::lanes`](crate::Machine::lanes) returns their
     /// present state.
     Paths {
-        /// The peer.
+        /// Id of the peer.
         peer: PeerId,
-        /// The change.
+        /// The change of the paths.
         change: PathChange,
     },
     /// The session has ended. Messages that had not arrived are lost.
     Gone {
-        /// The peer.
+        /// Id of the peer.
         peer: PeerId,
-        /// Why it ended.
+        /// Reason for the end.
         reason: GoneReason,
         /// The peer had acknowledged everything.
         acknowledged: bool,
     },
     /// A whole message is next in order: take it from the packet.
     Deliver {
-        /// Its edge.
+        /// Id of the edge.
         edge: EdgeId,
-        /// Sending endpoint.
+        /// Id of the sending endpoint.
         source: u32,
-        /// Receiving endpoint.
+        /// Id of the receiving endpoint.
         target: u32,
-        /// Its payload.
+        /// Range of the payload in the packet.
         bytes: Range<usize>,
     },
     /// Several whole messages of one edge are next in order: take them from the packet.
     DeliverRun {
-        /// Their edge.
+        /// Id of the edge.
         edge: EdgeId,
-        /// Sending endpoint.
+        /// Id of the sending endpoint.
         source: u32,
-        /// Receiving endpoint.
+        /// Id of the receiving endpoint.
         target: u32,
         /// Their records; [`Payloads`](crate::wire::Payloads) returns the payloads.
         records: Range<usize>,
     },
     /// A piece of a message that is incomplete or not next in order: store it.
     Hold {
-        /// Its edge.
+        /// Id of the edge.
         edge: EdgeId,
-        /// Receiving endpoint.
+        /// Id of the receiving endpoint.
         target: u32,
         /// Number of the message.
         sequence: u64,
@@ -229,7 +229,7 @@ pub enum Event {
         /// [head](crate::wire::Operation), and `offset` is the position of the data after it. In a
         /// pipe only the first piece, which has no data, contains the head.
         operation: bool,
-        /// The piece.
+        /// Range of the piece in the packet.
         bytes: Range<usize>,
     },
     /// An operation on memory is complete and next in order.
@@ -246,20 +246,20 @@ pub enum Event {
     },
     /// A message stored by `Hold` is complete and next in order.
     Complete {
-        /// Its edge.
+        /// Id of the edge.
         edge: EdgeId,
-        /// Sending endpoint.
+        /// Id of the sending endpoint.
         source: u32,
-        /// Receiving endpoint.
+        /// Id of the receiving endpoint.
         target: u32,
         /// Number of the message.
         sequence: u64,
     },
     /// A piece of an unreliable message.
     Unreliable {
-        /// The sender.
+        /// Id of the peer.
         peer: PeerId,
-        /// Its edge.
+        /// Key of the edge.
         key: EdgeKey,
         /// Number of the message. A new number discards an unfinished one.
         sequence: u32,
@@ -267,7 +267,7 @@ pub enum Event {
         offset: u64,
         /// Length of the whole message.
         total: u64,
-        /// The piece.
+        /// Range of the piece in the packet.
         bytes: Range<usize>,
     },
     /// A long message lies in the memory of a process of this node. Copy it from there into the
@@ -275,7 +275,7 @@ pub enum Event {
     /// [`Machine::fetch_completed`](crate::Machine::fetch_completed) or
     /// [`Machine::fetch_failed`](crate::Machine::fetch_failed).
     Fetch {
-        /// Its edge.
+        /// Id of the edge.
         edge: EdgeId,
         /// Number of the message.
         sequence: u64,
@@ -288,31 +288,31 @@ pub enum Event {
     },
     /// A long message that was offered has been copied or refused: its memory is free.
     OfferDone {
-        /// Its edge.
+        /// Id of the edge.
         edge: EdgeId,
         /// Number of the message.
         sequence: u64,
     },
     /// The peer cannot copy a long message that was offered: push it in pieces.
     PiecesRequested {
-        /// Its edge.
+        /// Id of the edge.
         edge: EdgeId,
         /// Number of the message.
         sequence: u64,
     },
     /// Both sides have forgotten an outgoing edge that was closed.
     EdgeForgotten {
-        /// The edge.
+        /// Id of the edge.
         edge: EdgeId,
     },
     /// An outgoing edge that waited for credit may send now.
     Credit {
-        /// The edge.
+        /// Id of the edge.
         edge: EdgeId,
     },
     /// The peer refuses messages of an outgoing edge.
     Refused {
-        /// The edge.
+        /// Id of the edge.
         edge: EdgeId,
         /// The first refused message.
         sequence: u64,

@@ -62,7 +62,7 @@ impl Senders {
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     peer: PeerId,
-    /// Order of arrival.
+    /// Position in the order of arrival.
     turn: u64,
     /// Announced packets that have not arrived.
     left: u32,
@@ -87,7 +87,7 @@ impl Waiting {
     }
 }
 
-/// See the module.
+/// Shares of all peers in the limit of this process.
 #[derive(Clone, Debug)]
 pub(crate) struct Grants {
     window_packets: u32,
@@ -242,7 +242,7 @@ impl Grants {
         self.free = u32::MAX;
     }
 
-    /// Removes a peer.
+    /// Removes a peer; its share becomes free.
     pub(crate) fn forget(&mut self, peer: PeerId) {
         self.waiting.retain(|it| it.peer != peer);
         self.changed.retain(|it| *it != peer);
@@ -265,7 +265,7 @@ impl Grants {
         self.changed.pop()
     }
 
-    /// Redistributes the limit.
+    /// Divides the limit among the peers again.
     fn share_out(&mut self, now: Instant) {
         self.free = 0;
         let Some(limit) = self.downlink.limit() else {

@@ -12,7 +12,7 @@ pub const MAX_HOLES: usize = 256;
 /// A range of missing numbers, `start..end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Hole {
-    /// First missing number.
+    /// Lowest missing number.
     pub start: u64,
     /// The number after the last missing one.
     pub end: u64,
@@ -104,7 +104,7 @@ impl Holes {
         }
     }
 
-    /// Records an arrival.
+    /// Records the arrival of a number.
     #[inline]
     pub fn record(&mut self, number: u64) -> Arrival {
         if number == self.top {

@@ -69,9 +69,9 @@ pub struct Agreement {
     pub serial: u64,
     /// A number below the limit of peers; unique among sessions that exist at the same time.
     pub index: u32,
-    /// This side.
+    /// Identity of this process.
     pub own: Party,
-    /// The peer.
+    /// Identity of the peer.
     pub remote: Party,
 }
 

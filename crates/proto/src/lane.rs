@@ -176,7 +176,7 @@ impl LaneIn {
         }
     }
 
-    /// Lowest missing number.
+    /// Returns the lowest missing number.
     pub(crate) fn next(&self) -> u64 {
         self.holes.next()
     }

@@ -96,19 +96,19 @@ impl Machine {
         }
     }
 
-    /// The configuration.
+    /// Returns the configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.shared.config
     }
 
-    /// This process's incarnation.
+    /// Returns the incarnation of this process.
     #[must_use]
     pub fn incarnation(&self) -> u64 {
         self.incarnation
     }
 
-    /// Counters.
+    /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> &Stats {
         &self.shared.stats

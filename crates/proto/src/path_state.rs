@@ -18,7 +18,7 @@ pub enum LaneState {
     Missing,
 }
 
-/// See the module.
+/// State of the path of one lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PathState {
     state: LaneState,

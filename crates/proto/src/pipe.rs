@@ -60,7 +60,7 @@ pub struct Delivery {
     pub key: EdgeKey,
 }
 
-/// See the module.
+/// State of a peer on the same node.
 #[derive(Clone, Debug)]
 pub(crate) struct Pipe {
     pub(crate) id: PeerId,

@@ -3,7 +3,7 @@
 /// Whether an arrival may use the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// There is room.
+    /// The pool has enough room.
     Granted,
     /// There is room only for the next unit in sequence, and this is another one.
     LowOnRoom,
@@ -51,7 +51,7 @@ impl Pool {
         self.used = self.used.saturating_sub(bytes);
     }
 
-    /// Bytes in use.
+    /// Returns the number of bytes in use.
     pub(crate) fn used(&self) -> u64 {
         self.used
     }

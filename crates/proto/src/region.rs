@@ -11,11 +11,11 @@ const WORD_BYTES: u64 = 8;
 /// What peers may do with a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rights {
-    /// Write to it.
+    /// Peers may write to the region.
     pub put: bool,
-    /// Read from it.
+    /// Peers may read from the region.
     pub get: bool,
-    /// Fetch-and-add, compare-and-swap.
+    /// Peers may use fetch-and-add and compare-and-swap.
     pub update: bool,
 }
 
@@ -39,7 +39,7 @@ impl Rights {
 pub struct Region {
     /// The endpoint whose edges may access it.
     pub endpoint: u32,
-    /// Length in bytes.
+    /// Length of the region in bytes.
     pub length: u64,
     /// What peers may do.
     pub rights: Rights,

@@ -20,7 +20,7 @@ const LONG_NS: u64 = 2 * MILLISECOND;
 const JITTER_NS: u64 = 100 * MICROSECOND;
 
 impl RoundTrip {
-    /// Takes a sample.
+    /// Updates the estimate with a sample.
     pub(crate) fn sample(&mut self, ns: u64) {
         let ns = ns.max(1);
         if self.smoothed_ns == 0 {

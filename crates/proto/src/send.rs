@@ -18,7 +18,7 @@ pub type Slot = u32;
 pub enum UnitState {
     /// It was sent and is not acknowledged.
     Flying {
-        /// On which lane.
+        /// Index of the lane.
         lane: u8,
         /// Under which packet number.
         number: u64,
@@ -36,9 +36,9 @@ pub enum UnitState {
 pub struct UnitView {
     /// Its frame, which is the caller's again if the unit has arrived.
     pub slot: Slot,
-    /// Bulk class.
+    /// The unit belongs to the bulk class.
     pub bulk: bool,
-    /// Its state.
+    /// Present state of the unit.
     pub state: UnitState,
     /// When it was last sent.
     pub sent_at: Instant,

@@ -113,7 +113,7 @@ pub(crate) struct Own {
     pub(crate) serial: u64,
     /// Sent to the peer; different for each session.
     pub(crate) salt: u64,
-    /// Never sent.
+    /// Never leaves this process.
     pub(crate) secret: u64,
 }
 

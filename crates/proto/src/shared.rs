@@ -52,7 +52,7 @@ pub(crate) struct Endpoint {
     pub(crate) ended_unread: u64,
 }
 
-/// See the module.
+/// State shared by all sessions.
 #[derive(Clone, Debug)]
 pub(crate) struct Shared {
     pub(crate) config: Config,

@@ -34,7 +34,7 @@ pub(crate) struct RoundResult {
     pub(crate) too_short: u16,
 }
 
-/// See the module.
+/// Packet length towards one peer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PacketSize {
     least: u16,

@@ -87,7 +87,7 @@ impl DropReason {
 pub struct Stats {
     /// Units sent for the first time.
     pub units_sent: u64,
-    /// Units sent again.
+    /// Number of units sent again.
     pub repeats: u64,
     /// Of those, first and last pieces of a tail that seemed lost.
     pub tail_repeats: u64,
@@ -95,15 +95,15 @@ pub struct Stats {
     pub units_received: u64,
     /// Packets that carried nothing but acknowledgement state.
     pub explicit_acks: u64,
-    /// `AckRequest` packets sent.
+    /// Number of `AckRequest` packets sent.
     pub ack_requests: u64,
     /// Units acknowledged by the structure of the computation (`ack_through`).
     pub implicit_acks: u64,
-    /// Messages delivered.
+    /// Number of messages delivered.
     pub messages_delivered: u64,
     /// Messages refused because their endpoint does not exist.
     pub messages_refused: u64,
-    /// Unreliable packets sent.
+    /// Number of unreliable packets sent.
     pub unreliable_sent: u64,
     /// Lanes given up after time-outs.
     pub lanes_lost: u64,

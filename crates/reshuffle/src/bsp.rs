@@ -10,7 +10,7 @@ use crate::plan::{Exchange, Plan};
 /// A failed reshuffle over supersteps.
 #[derive(Debug, thiserror::Error)]
 pub enum BspError {
-    /// Invalid arguments.
+    /// The arguments are invalid.
     #[error(transparent)]
     Reshuffle(#[from] ReshuffleError),
     /// A superstep failed.

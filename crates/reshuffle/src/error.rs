@@ -1,4 +1,4 @@
-//! Errors of reshuffles.
+//! Errors of planning and executing a reshuffle.
 
 /// Invalid arguments. Nothing has been changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -9,7 +9,7 @@ pub enum ReshuffleError {
          each for every dimension"
     )]
     Dimensions {
-        /// Number of extents.
+        /// Number of dimensions with an extent.
         extents: usize,
         /// Number of process counts.
         processes: usize,
@@ -23,7 +23,7 @@ pub enum ReshuffleError {
     Empty {
         /// The dimension, counted from 0.
         dimension: usize,
-        /// Processes along it.
+        /// Number of processes along the dimension.
         processes: u32,
         /// Elements in a block.
         block: usize,
@@ -36,19 +36,19 @@ pub enum ReshuffleError {
     /// The distributions have different extents.
     #[error("an array of {from:?} elements cannot become one of {to:?}: extents must be the same")]
     Extents {
-        /// The first one's.
+        /// Extents of the first distribution.
         from: Vec<usize>,
-        /// The second one's.
+        /// Extents of the second distribution.
         to: Vec<usize>,
     },
     /// Memory of the wrong size.
     #[error("rank {rank}: {what} has {found} elements, not {wanted}")]
     Memory {
-        /// The rank.
+        /// Rank that holds the memory.
         rank: u32,
         /// The kind of memory.
         what: &'static str,
-        /// Its elements.
+        /// Elements that the memory has.
         found: usize,
         /// The elements that it needs.
         wanted: usize,

@@ -53,7 +53,7 @@ pub trait Exchange<T> {
     }
 }
 
-/// See the module.
+/// Messages and copies of one process.
 #[derive(Debug)]
 pub struct Plan {
     rank: u32,

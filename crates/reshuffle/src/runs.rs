@@ -97,7 +97,7 @@ pub(crate) struct Group {
     pub(crate) other_step: usize,
 }
 
-/// See the module.
+/// Shared indices of one dimension.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Runs {
     runs: Vec<Run>,

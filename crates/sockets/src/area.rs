@@ -14,7 +14,7 @@ use dipole_link::segment::Segment;
 /// Size of a ring: the bytes that one end may have written and the other has not read.
 pub const RING: usize = 1 << 20;
 const RINGS: usize = 8192;
-/// Total size.
+/// Size of the whole area in bytes.
 pub const AREA: usize = RINGS + 2 * RING;
 
 /// A shared mapping of [`AREA`] bytes. Children inherit it, as they inherit the socket.

@@ -64,7 +64,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// A free slot.
+    /// Creates a free slot.
     pub(crate) const fn none() -> Connection {
         Connection {
             reads: Counter::new(),
@@ -108,7 +108,7 @@ impl Connection {
         gained.is_ok()
     }
 
-    /// Removes a descriptor.
+    /// Removes a descriptor; the last one closes the connection.
     pub(crate) fn lose_descriptor(&self) {
         if self.descriptors.fetch_sub(1, SeqCst) == 1 {
             self.state.swap(GONE, SeqCst);

@@ -64,7 +64,7 @@ impl Counter {
             .is_ok()
     }
 
-    /// Ends the claim.
+    /// Ends the claim of this thread.
     pub(crate) fn unclaim(&self) {
         self.0.fetch_and(!CLAIMED, AcqRel);
     }

@@ -114,7 +114,6 @@ impl Agreement {
         joined
     }
 
-    /// Removes the link.
     fn remove_link(&self) {
         if let Ok(folder) = folder() {
             let _ = unlinkat(&folder, self.name.as_str(), AtFlags::empty());
@@ -146,7 +145,7 @@ fn name(fd: BorrowedFd<'_>) -> Option<(String, usize)> {
     let index = match here.cmp(&there) {
         std::cmp::Ordering::Less => 0,
         std::cmp::Ordering::Greater => 1,
-        // Connected to itself.
+        // The socket is connected to itself.
         std::cmp::Ordering::Equal => return None,
     };
     let (first, second) = if index == 0 {

@@ -54,7 +54,7 @@ pub(crate) fn may_be_near(fd: BorrowedFd<'_>) -> bool {
     let there = getpeername(fd).ok().flatten().and_then(ip);
     match (here, there) {
         (Some(here), Some(there)) => here == there || here.is_loopback() || there.is_loopback(),
-        // Not connected yet.
+        // The socket is not connected yet.
         _ => true,
     }
 }

@@ -48,7 +48,7 @@ impl AdaptiveSpin {
         }
     }
 
-    /// Forgets everything.
+    /// Forgets all measured waits.
     pub(crate) fn reset(&self) {
         self.asleep.store(0, Relaxed);
         self.next.store(0, Relaxed);

@@ -198,7 +198,6 @@ pub(crate) fn track_plain(fd: RawFd) {
     }
 }
 
-/// Removes the descriptor.
 pub(crate) fn forget(fd: RawFd) {
     if let Some(at) = index(fd).filter(|at| KNOWN[*at].load(Relaxed) != 0 && is_own()) {
         put(at, 0);
@@ -232,7 +231,7 @@ pub(crate) fn demote_to_plain(fd: RawFd, found: &ConnectionRef) {
     }
 }
 
-/// All listed descriptors.
+/// Returns all listed descriptors.
 pub(crate) fn listed_descriptors() -> impl Iterator<Item = RawFd> {
     let fds = 0..=HIGHEST.load(Relaxed);
     let fds = fds.filter_map(|at| RawFd::try_from(at).ok());

@@ -1,4 +1,4 @@
-//! Errors of streams.
+//! Errors of stream calls.
 
 use dipole_node::{Address, OpenError, ReceiveError, SendError};
 use thiserror::Error;
@@ -22,7 +22,7 @@ pub enum StreamError {
         /// How long the rank waited.
         seconds: u64,
     },
-    /// An invalid call.
+    /// The call is invalid in the present state.
     #[error("{0}")]
     Misuse(String),
     /// A message could not be sent to the interface.

@@ -25,7 +25,7 @@ const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
 pub enum Destinations {
     /// Any host and port.
     Any,
-    /// Only these addresses.
+    /// Listens on these addresses only.
     Only(Vec<SocketAddr>),
 }
 
@@ -53,7 +53,7 @@ impl Default for InterfaceConfig {
     }
 }
 
-/// See the module.
+/// The interface process of a program.
 #[derive(Debug)]
 pub struct Interface<'a> {
     node: &'a Node,

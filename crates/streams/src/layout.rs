@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Bytes of a stream that are contiguous in one rank's part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// The rank.
+    /// Rank that has the piece.
     pub rank: u32,
     /// Start of the bytes in the stream.
     pub offset: u64,

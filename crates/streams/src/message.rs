@@ -55,13 +55,13 @@ pub(crate) enum Message<'a> {
         #[serde(with = "serde_bytes")]
         bytes: &'a [u8],
     },
-    /// All ranks write.
+    /// All ranks write to the stream.
     Write {
         transfer: u64,
         total: u64,
         layout: Layout,
     },
-    /// All ranks read.
+    /// All ranks read from the stream.
     Read {
         transfer: u64,
         total: u64,

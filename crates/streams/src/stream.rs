@@ -16,7 +16,7 @@ const NOTIFY_TIMEOUT: Duration = Duration::from_secs(2);
 /// The ranks that read and write together.
 #[derive(Clone, Debug)]
 pub struct Ranks {
-    /// This process's rank.
+    /// Rank of this process.
     pub own: u32,
     /// The endpoint of each rank. It must be used for this stream only.
     pub addresses: Vec<Address>,

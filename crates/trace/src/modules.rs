@@ -12,9 +12,9 @@ pub(super) const MAX_PATH_BYTES: usize = 4096;
 /// A file with code of the program: the executable or a library.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Module {
-    /// Its path.
+    /// Path of the module's file.
     pub path: String,
-    /// Its size.
+    /// Size of the file in bytes.
     pub bytes: u64,
     /// When it was last modified, in seconds since 1970.
     pub written_s: i64,

@@ -41,7 +41,7 @@ pub struct EndpointAddress {
 /// Event that a process waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Cause {
-    /// A message.
+    /// A wait for a message.
     Message,
     /// Room to send: credit of the receiver, or room in the window.
     Room,
@@ -80,7 +80,7 @@ pub struct Header {
     /// Last time at which the process is known to have lived.
     #[serde(skip)]
     pub lived_ns: u64,
-    /// Process id.
+    /// Id of the process.
     pub pid: u32,
     /// Rank and size of its job, if it belongs to one.
     pub rank: Option<(u32, u32)>,
@@ -88,7 +88,7 @@ pub struct Header {
     pub begun_ns: u64,
     /// The same instant in nanoseconds since 1970.
     pub begun_unix_ns: u64,
-    /// Host name.
+    /// Name of the host.
     pub host: String,
     /// Name of the program.
     pub program: String,
@@ -97,7 +97,7 @@ pub struct Header {
 /// The trace of one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitFile {
-    /// Its header.
+    /// Header of the file.
     pub header: Header,
     /// Endpoints of the process.
     pub endpoints: Vec<EndpointAddress>,
@@ -118,7 +118,7 @@ pub enum WaitError {
     /// Another version wrote it.
     #[error("the file has version {found}, expected {VERSION}; use the dipole that wrote it")]
     Version {
-        /// Its version.
+        /// Version of the file.
         found: u32,
     },
     /// The file is truncated or corrupt.
@@ -127,7 +127,7 @@ pub enum WaitError {
 }
 
 impl Wait {
-    /// Duration.
+    /// Returns the duration in nanoseconds.
     #[must_use]
     pub fn ns(&self) -> u64 {
         self.ended_ns.saturating_sub(self.began_ns)

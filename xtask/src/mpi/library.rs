@@ -56,7 +56,6 @@ impl Library {
         self.folder().join("bin").join(name)
     }
 
-    /// Its C compiler.
     pub(super) fn compiler(self) -> Command {
         clean(&self.program("mpicc"))
     }

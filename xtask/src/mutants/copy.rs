@@ -67,7 +67,7 @@ impl Copy {
         fs::write(&to, content).map_err(at(&to))
     }
 
-    /// Injects the bug.
+    /// Injects the bug into the copy of the sources.
     pub(crate) fn apply(&self, mutant: &Mutant) -> Result<(), Failure> {
         let path = self.sources.join(mutant.file);
         let source = fs::read_to_string(&path).map_err(at(&path))?;

@@ -1,4 +1,4 @@
-//! The injected bugs.
+//! Lists the bugs that can be injected.
 
 mod engine;
 mod protocol;
@@ -9,7 +9,7 @@ use super::suite::Suite;
 /// A bug: a snippet that occurs once in a file, and its replacement.
 pub(crate) struct Mutant {
     pub(crate) name: &'static str,
-    /// The resulting fault.
+    /// Fault that the bug causes.
     pub(crate) effect: &'static str,
     /// Path relative to the root of the workspace.
     pub(crate) file: &'static str,
@@ -19,7 +19,7 @@ pub(crate) struct Mutant {
     replacement: &'static str,
 }
 
-/// All mutants.
+/// Returns all mutants.
 pub(crate) fn all() -> impl Iterator<Item = &'static Mutant> {
     [protocol::MUTANTS, engine::MUTANTS, supersteps::MUTANTS]
         .into_iter()

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-/// Both streams.
+/// Returns the text of both output streams.
 pub(crate) fn said(output: &Output) -> String {
     let both = [&output.stdout[..], &output.stderr[..]].concat();
     String::from_utf8_lossy(&both).into_owned()

@@ -23,7 +23,7 @@ const BACKLOG: i32 = 256;
 /// What was received on a connection.
 #[derive(Debug)]
 pub enum Received {
-    /// Nothing yet.
+    /// No message has arrived yet.
     Nothing,
     /// One message and its descriptors, unchecked.
     Message(Vec<u8>, Vec<OwnedFd>),

@@ -15,7 +15,7 @@ use dipole_link::sys::{peer_credentials, socket_option};
 pub struct Caller {
     /// The process; 0 if it cannot be seen from here.
     pub pid: i32,
-    /// Its user.
+    /// User id of the process.
     pub uid: u32,
     /// Its groups, all of them.
     pub groups: Vec<u32>,

@@ -8,7 +8,7 @@ use crate::sys::{MapKind, map_facts};
 /// Properties of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingInfo {
-    /// Its size.
+    /// Size of the ring in bytes.
     pub bytes: u32,
     /// The id of its map.
     pub map: u32,

@@ -15,24 +15,24 @@ const MAX_STATUS_BYTES: u64 = 1 << 24;
 /// Current grants of a broker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrokerStatus {
-    /// Where clients connect.
+    /// Path of the socket to which clients connect.
     pub socket: String,
     /// Interfaces of the policy.
     pub interfaces: Vec<InterfaceStatus>,
     /// Rings that exist, including those whose grants have ended.
     pub rings: u32,
-    /// Requests refused.
+    /// Number of requests refused.
     pub refused: u64,
 }
 
 /// Current grants on one interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceStatus {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
     /// Hook at which the program is attached, if it is.
     pub attached: Option<String>,
-    /// Users with grants.
+    /// Users that have grants.
     pub users: Vec<UserStatus>,
     /// Packets for granted rings since the program was attached, by outcome.
     pub counters: BTreeMap<String, u64>,
@@ -43,9 +43,9 @@ pub struct InterfaceStatus {
 /// Current grants of one user on one interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UserStatus {
-    /// The user.
+    /// User id.
     pub uid: u32,
-    /// Number of rings.
+    /// Number of rings granted to this user.
     pub rings: u32,
     /// Bytes of all rings.
     pub bytes: u64,

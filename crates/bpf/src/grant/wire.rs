@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::InterfaceId;
 
-/// The protocol's version.
+/// Version of the protocol between client and broker.
 pub const VERSION: u16 = 2;
 
-/// Longest message.
+/// Maximum length of a message.
 pub const MAX_MESSAGE_BYTES: usize = 512;
 
 const MAGIC: [u8; 4] = *b"DPgr";
@@ -38,7 +38,7 @@ pub enum Reply {
     Refused(Refusal),
 }
 
-/// What is granted.
+/// Content of a grant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Granted {
     /// The interface whose packets are put into the ring.
@@ -52,9 +52,9 @@ pub struct Granted {
 /// Why nothing is granted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// For programs.
+    /// Reason as a code, for programs.
     pub reason: Reason,
-    /// For people.
+    /// Reason as text, for people.
     pub text: String,
 }
 
@@ -81,16 +81,16 @@ pub enum Reason {
     Busy,
     /// Address and port are granted to another user.
     Taken,
-    /// The kernel refuses.
+    /// The kernel refused a required operation.
     Kernel,
 }
 
 /// Why bytes are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireError {
-    /// Another version.
+    /// The message is of another version.
     Version {
-        /// The version found.
+        /// Version in the message.
         found: u16,
     },
     /// Malformed, or of another protocol.

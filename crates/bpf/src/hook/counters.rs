@@ -10,7 +10,7 @@ pub struct Counters {
     pub full: u64,
     /// First fragments; later ones have no port and are not counted.
     pub fragments: u64,
-    /// IPv4 with options.
+    /// IPv4 packets with options.
     pub options: u64,
     /// Longer than the longest record.
     pub too_long: u64,

@@ -67,11 +67,11 @@ pub enum HookError {
         explain(.interface, *.step, .cause, .log, .missing)
     )]
     Refused {
-        /// The interface.
+        /// Name of the interface.
         interface: String,
-        /// The step.
+        /// The step that failed.
         step: Step,
-        /// The kernel's error.
+        /// Error returned by the kernel.
         #[source]
         cause: io::Error,
         /// The last lines of the verifier's log, if a program was rejected.
@@ -85,7 +85,7 @@ pub enum HookError {
          set DIPOLE_LINK=udp"
     )]
     NotEthernet {
-        /// The interface.
+        /// Name of the interface.
         interface: String,
         /// Its type (`ARPHRD_...` of the kernel).
         kind: u16,
@@ -96,9 +96,9 @@ pub enum HookError {
          a single host; use the interface's own address"
     )]
     NotOneHost {
-        /// The interface.
+        /// Name of the interface.
         interface: String,
-        /// The address.
+        /// Address that was given.
         address: std::net::IpAddr,
     },
 }

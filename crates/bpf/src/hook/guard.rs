@@ -35,7 +35,7 @@ pub struct AllowedSource {
     pub mac: [u8; 6],
     /// Source IP address.
     pub address: IpAddr,
-    /// Permitted source ports.
+    /// The two source ports that it may use.
     pub ports: [u16; 2],
 }
 
@@ -141,7 +141,7 @@ impl Guard {
         self.refused.sum(0)
     }
 
-    /// The interface.
+    /// Returns the interface of the guard.
     #[must_use]
     pub fn interface(&self) -> &InterfaceId {
         &self.interface

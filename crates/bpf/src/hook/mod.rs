@@ -234,7 +234,7 @@ impl Hook {
         sys::detach(self.link.as_fd())
     }
 
-    /// The interface.
+    /// Returns the interface.
     #[must_use]
     pub fn interface(&self) -> &InterfaceId {
         &self.interface
@@ -303,7 +303,7 @@ fn load(
 /// A program attached to an interface, of Dipole or another application.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttachedProgram {
-    /// Its attach point.
+    /// Direction of the traffic that it filters.
     pub side: TrafficDirection,
     /// Its id, as shown by `bpftool`.
     pub id: u32,

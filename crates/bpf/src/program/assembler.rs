@@ -5,7 +5,7 @@
 //! which [`Program::linked`] fills in.
 //! Source: Documentation/bpf/standardization/instruction-set.rst of the kernel.
 
-/// A register.
+/// A register of the BPF machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reg {
     /// Return value of helpers and of the program.
@@ -64,7 +64,7 @@ pub(crate) enum Helper {
     RingDiscard = 133,
 }
 
-/// The second operand.
+/// The second operand of an instruction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Operand {
     Constant(i32),
@@ -198,7 +198,7 @@ impl Assembler {
         }
     }
 
-    /// `to = operand`.
+    /// Emits `to = operand`.
     pub(crate) fn set(&mut self, to: Reg, operand: impl Into<Operand>) {
         self.math(Math::Move, to, operand);
     }
@@ -240,7 +240,7 @@ impl Assembler {
         self.instructions.push(Instruction::default());
     }
 
-    /// Unconditional jump.
+    /// Emits an unconditional jump.
     pub(crate) fn jump(&mut self, label: Label) {
         self.jumps.push((self.instructions.len(), label));
         self.push(JUMP, Reg::R0, Reg::R0, 0, 0);
@@ -262,12 +262,12 @@ impl Assembler {
         }
     }
 
-    /// Calls a helper.
+    /// Emits a call of a helper function.
     pub(crate) fn call(&mut self, helper: Helper) {
         self.push(CALL, Reg::R0, Reg::R0, 0, helper as i32);
     }
 
-    /// Returns R0.
+    /// Emits the exit, which returns R0.
     pub(crate) fn exit(&mut self) {
         self.push(EXIT, Reg::R0, Reg::R0, 0, 0);
     }

@@ -30,7 +30,7 @@ const PLAIN_V4: i32 = 0x45;
 
 struct Writer {
     code: Assembler,
-    /// Returns [`PASSED`].
+    /// Jump target that returns [`PASSED`].
     pass: Label,
     /// By reason: counts it and passes the packet on.
     refused: [Label; Reason::ALL.len()],

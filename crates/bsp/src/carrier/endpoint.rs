@@ -21,7 +21,7 @@ const SHORT_BYTES: usize = 8 << 10;
 /// Minimum time between two probes of a rank.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// Carrier that sends messages over Dipole endpoints.
 #[derive(Debug)]
 pub struct Endpoints {
     job: Job,

@@ -38,7 +38,7 @@ const WRITE: u64 = 1 << 63;
 const HEAD_BYTES: usize = 8;
 const WRITE_HEAD_BYTES: usize = 24;
 
-/// See the module.
+/// Carrier that sends messages over TCP.
 #[derive(Debug)]
 pub struct Tcp {
     rank: u32,
@@ -71,7 +71,7 @@ struct Connection {
     ended: Option<String>,
 }
 
-/// Bytes to send.
+/// Bytes that wait to be sent.
 #[derive(Debug)]
 struct Piece {
     bytes: Bytes,

@@ -32,7 +32,6 @@ impl Arena {
         }
     }
 
-    /// Discards the contents.
     pub(crate) fn clear(&mut self, window: &Window) {
         let keep = self.start + KEPT_BYTES;
         if self.next > keep {
@@ -150,7 +149,7 @@ impl<'a> Chunks<'a> {
         Chunks { window, at, inline }
     }
 
-    /// Only these records.
+    /// Reads from these records only.
     pub(crate) fn inline(window: &'a Window, inline: Source<'a>) -> Chunks<'a> {
         Chunks {
             window,

@@ -57,7 +57,7 @@ struct LocalRank {
     peer: Option<Peer>,
 }
 
-/// Another rank's process.
+/// The process of another rank on this node.
 #[derive(Debug)]
 struct Peer {
     window: Window,
@@ -68,7 +68,7 @@ struct Peer {
     can_pull: bool,
 }
 
-/// See the module.
+/// Shared memory of all ranks of this node.
 #[derive(Debug)]
 pub(crate) struct LocalRanks {
     size: u32,

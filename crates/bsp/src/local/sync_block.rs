@@ -84,9 +84,9 @@ pub(crate) struct Arrival<'a> {
     pub(crate) inline: Option<Source<'a>>,
 }
 
-/// Longest inline records.
+/// Maximum bytes of records in the block itself.
 pub(crate) const INLINE_RECORD_BYTES: usize = LINE_BYTES - INLINE_RECORDS;
-/// Longest inline replies.
+/// Maximum bytes of replies in the block itself.
 pub(crate) const INLINE_REPLY_BYTES: usize = LINE_BYTES - INLINE_REPLIES;
 
 /// The sync block of a window, in a program of a given number of ranks and local ranks.

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 /// How a superstep was ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ending {
-    /// By `bsp_sync`.
+    /// The superstep ends with `bsp_sync`.
     #[default]
     Sync,
-    /// By `bsp_end`.
+    /// The superstep ends with `bsp_end`.
     End,
 }
 
@@ -19,7 +19,7 @@ pub enum Ending {
 pub struct Part {
     /// Start address; 0 if this rank holds no part.
     pub address: u64,
-    /// Size in bytes.
+    /// Size of the area in bytes.
     pub bytes: u64,
     /// Key with which ranks of other nodes write there directly; 0 if they cannot.
     pub key: u64,
@@ -75,7 +75,6 @@ impl CollectiveCalls {
             && self.pushes.is_empty()
     }
 
-    /// Removes all calls.
     pub fn clear(&mut self) {
         self.ending = Ending::Sync;
         self.tag_calls = 0;

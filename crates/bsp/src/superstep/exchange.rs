@@ -24,13 +24,13 @@ const INLINE_BYTES: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("rank {from} has sent a message that does not belong to superstep {superstep}")]
 pub struct UnexpectedMessage {
-    /// The sender.
+    /// Rank of the sender.
     pub from: u32,
     /// The superstep of the receiver.
     pub superstep: u32,
 }
 
-/// See the module.
+/// State of the exchange on one rank.
 #[derive(Debug)]
 pub struct Exchange<M> {
     own: u32,

@@ -79,7 +79,7 @@ impl<M: Deref<Target = [u8]>> Deref for Body<M> {
 /// Records, or replies, of a superstep.
 #[derive(Debug)]
 pub(super) struct Chunks<M> {
-    /// By sender.
+    /// Numbers of chunks, indexed by sender.
     counts: Vec<ChunkCount>,
     /// Arrived and not yet taken.
     queue: VecDeque<(u32, Body<M>)>,
@@ -110,7 +110,7 @@ impl<M> Chunks<M> {
     }
 }
 
-/// See the module.
+/// Chunks and counts received in the current superstep.
 #[derive(Debug)]
 pub(super) struct Inbox<M> {
     pub(super) records: Chunks<M>,

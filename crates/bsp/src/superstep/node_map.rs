@@ -1,6 +1,6 @@
 //! A map from ranks to nodes. Ranks of one node share memory, and one of them leads it.
 
-/// See the module. The leader of a node is its lowest rank.
+/// Nodes of all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeMap {
     /// The leader of each node.

@@ -10,7 +10,7 @@ use super::schedule::{Order, RoundRobin};
 /// Data for another rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outgoing {
-    /// A message.
+    /// A whole encoded message.
     Message(Vec<u8>),
     /// Bytes to write into memory that the rank has opened.
     Write {
@@ -18,7 +18,7 @@ pub enum Outgoing {
         key: u64,
         /// Where the bytes belong in it.
         offset: u64,
-        /// The bytes.
+        /// Bytes to send.
         bytes: Bytes,
     },
 }
@@ -43,7 +43,7 @@ pub(super) struct PendingWrites {
     last: Vec<u8>,
 }
 
-/// See the module. Rounds leave before everything else, because other nodes wait for them.
+/// Data that waits to be sent. Rounds leave before everything else, because other nodes wait for them.
 #[derive(Debug)]
 pub(super) struct Outbox {
     rounds: VecDeque<(u32, Vec<u8>)>,
@@ -117,7 +117,6 @@ impl Outbox {
         self.pending_writes.extend(writes);
     }
 
-    /// Queues writes.
     pub(super) fn push_writes(&mut self, PendingWrites { to, writes, last }: PendingWrites) {
         for write in writes {
             self.push(to, write);

@@ -122,7 +122,7 @@ mod tests {
         // A little late: the cycles keep their start times.
         assert_eq!(pace.next(12_000, 1000), 12_000);
         assert_eq!(pace.next(12_000, 1000), 20_000);
-        // Very late.
+        // Long after its time slot.
         let late = [900_000; 3].map(|now_ns| pace.next(now_ns, 1000));
         assert_eq!(late, [900_000, 900_000, 910_000]);
     }

@@ -24,7 +24,7 @@ impl TagSizes {
     }
 }
 
-/// See the module.
+/// Received messages in one buffer, in order.
 #[derive(Debug, Default)]
 pub struct Queue {
     words: Vec<u128>,
@@ -43,14 +43,14 @@ struct Entry {
 /// A message in the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Queued<'a> {
-    /// The tag.
+    /// Tag of the message.
     pub tag: &'a [u8],
-    /// The payload.
+    /// Payload of the message.
     pub payload: &'a [u8],
 }
 
 impl Queue {
-    /// Removes all messages.
+    /// Removes all messages but keeps the memory.
     #[inline]
     pub fn clear(&mut self) {
         self.words.clear();
@@ -91,7 +91,7 @@ impl Queue {
         self.payload_bytes
     }
 
-    /// The next message.
+    /// Returns the next message without removing it.
     #[must_use]
     pub fn first(&self) -> Option<Queued<'_>> {
         let entry = self.entries.front()?;

@@ -13,16 +13,16 @@ pub const HEAD_BYTES: usize = 24;
 pub enum Record {
     /// Writes the data into the receiver's part of an area.
     Put {
-        /// The area.
+        /// Slot of the area.
         slot: u32,
         /// Where the data belong in it.
         offset: u64,
-        /// Bytes of data.
+        /// Number of data bytes.
         length: u64,
     },
     /// A put whose bytes the receiver copies from the sender's memory. The data are their address.
     PutByPull {
-        /// The area.
+        /// Slot of the area.
         slot: u32,
         /// Where the bytes belong in it.
         offset: u64,
@@ -32,7 +32,7 @@ pub enum Record {
     /// Asks for bytes of the receiver's part of an area, to be written into memory that the sender has
     /// opened. The data are its key.
     GetByWrite {
-        /// The area.
+        /// Slot of the area.
         slot: u32,
         /// Where the bytes begin in it.
         offset: u64,
@@ -42,7 +42,7 @@ pub enum Record {
     /// The same for the bytes as they are before any put takes effect. The receiver holds a copy until
     /// the sender is ready for it.
     GetSnapshot {
-        /// The area.
+        /// Slot of the area.
         slot: u32,
         /// Where the bytes begin in it.
         offset: u64,
@@ -51,7 +51,7 @@ pub enum Record {
     },
     /// Asks for bytes of the receiver's part of an area. The data are the ticket of the reply.
     Get {
-        /// The area.
+        /// Slot of the area.
         slot: u32,
         /// Where the bytes begin in it.
         offset: u64,
@@ -64,7 +64,7 @@ pub enum Record {
         ticket: u64,
         /// Where the data belong in its destination.
         offset: u64,
-        /// Bytes of data.
+        /// Number of data bytes.
         length: u64,
     },
     /// Sends a tag and a payload to the receiver's queue.
@@ -96,7 +96,7 @@ pub const fn filled(length: usize) -> usize {
 }
 
 impl Record {
-    /// The encoded header.
+    /// Returns the encoded header.
     #[must_use]
     #[inline]
     pub fn head(self) -> [u8; HEAD_BYTES] {

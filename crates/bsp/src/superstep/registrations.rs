@@ -9,7 +9,7 @@ use super::collective::Part;
 use super::summary::Summary;
 use crate::misuse::Misuse;
 
-/// See the module.
+/// Registered areas of all ranks, and those that wait for the end of the superstep.
 #[derive(Debug)]
 pub struct Registrations {
     own: u32,
@@ -32,7 +32,7 @@ struct Pushed {
 }
 
 impl Registrations {
-    /// No registrations.
+    /// Creates an empty table for rank `own` of `size` ranks.
     #[must_use]
     pub fn new(own: u32, size: u32) -> Registrations {
         Registrations {

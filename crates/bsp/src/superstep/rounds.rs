@@ -41,7 +41,7 @@ impl Rounds {
         self.received.fill(None);
     }
 
-    /// The current round.
+    /// Returns the current round.
     #[must_use]
     pub fn current(&self) -> usize {
         self.round

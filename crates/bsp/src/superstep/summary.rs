@@ -16,7 +16,7 @@ impl Ranks {
         Ranks(vec![0; words(size)])
     }
 
-    /// Adds a rank.
+    /// Adds a rank to the set.
     #[inline]
     pub fn insert(&mut self, rank: u32) {
         self.0[rank as usize / 64] |= 1 << (rank % 64);
@@ -38,7 +38,6 @@ impl Ranks {
         }
     }
 
-    /// Removes all ranks.
     #[inline]
     pub fn clear(&mut self) {
         self.0.fill(0);
@@ -81,7 +80,7 @@ const FORM_SHIFT: u32 = 30;
 /// Maximum number of ranks for which a listed rank fits into 16 bits.
 const MAX_LISTED: u32 = 1 << 16;
 
-/// See the module.
+/// Summary of one rank, or the merged summary of several.
 #[derive(Clone, Debug)]
 pub struct Summary {
     size: u32,
@@ -114,7 +113,6 @@ impl Summary {
         }
     }
 
-    /// Removes everything.
     pub fn clear(&mut self) {
         if self.is_empty() {
             return;

@@ -17,7 +17,7 @@ const DRIFT: i64 = 1000;
 pub struct Offset {
     /// To be added to this clock's time.
     pub add_ns: i64,
-    /// Maximum error.
+    /// Maximum error of the offset.
     pub error_ns: u64,
 }
 

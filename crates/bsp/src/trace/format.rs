@@ -32,9 +32,9 @@ const FIXED_BYTES: usize = 3 * 4 + 6 * 8 + 6 * 4;
 pub enum State {
     /// It still runs, or was killed.
     Open,
-    /// It called `bsp_end`.
+    /// The program called `bsp_end`.
     Ended,
-    /// It failed.
+    /// The program failed.
     Aborted,
 }
 
@@ -43,7 +43,7 @@ pub enum State {
 pub struct Header {
     /// How the program ended.
     pub state: State,
-    /// The rank.
+    /// Rank that wrote the file.
     pub rank: u32,
     /// The number of ranks.
     pub size: u32,
@@ -68,11 +68,11 @@ pub struct Header {
 /// A place at which the program ends a superstep.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Site {
-    /// The function called.
+    /// Name of the function that ends the superstep.
     pub call: String,
     /// The source file, if the program gives it.
     pub file: String,
-    /// The line.
+    /// Line in the source file.
     pub line: u32,
 }
 
@@ -106,7 +106,7 @@ pub struct Step {
     pub exchange_ns: u64,
     /// Time to apply records.
     pub apply_ns: u64,
-    /// Packets sent again.
+    /// Number of packets sent again.
     pub repeats: u32,
     /// Packets that only asked for an acknowledgement.
     pub ack_requests: u32,
@@ -228,7 +228,7 @@ pub enum TraceError {
         "it has version {found}, but this dipole reads version {VERSION}; use the dipole that wrote it"
     )]
     Version {
-        /// Its version.
+        /// Version of the file.
         found: u32,
     },
     /// It ends before its header or its sites do.
@@ -237,17 +237,17 @@ pub enum TraceError {
         /// The bytes that it has.
         bytes: usize,
     },
-    /// It contradicts itself.
+    /// The content is inconsistent.
     #[error("{0} is damaged; copy it again")]
     Damaged(&'static str),
 }
 
-/// One rank's trace.
+/// Contents of one rank's trace file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceFile {
-    /// The header.
+    /// Header of the file.
     pub header: Header,
-    /// Sites, by number.
+    /// Call sites, indexed by number.
     pub sites: Vec<Site>,
     /// The executable and its libraries.
     pub modules: Vec<Module>,
@@ -341,7 +341,7 @@ impl TraceFile {
 /// Why the newest block of a file could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// An I/O error.
+    /// Reading the file failed.
     #[error("it cannot be read: {0}")]
     File(#[from] std::io::Error),
     /// It is not a valid trace.

@@ -57,7 +57,7 @@ impl ByRank {
     }
 }
 
-/// See the module.
+/// Times and counters of the current superstep.
 #[derive(Debug)]
 pub(crate) struct Tracer {
     ring: Ring,
@@ -181,7 +181,7 @@ impl Tracer {
         self.phase = Phase::Pack;
     }
 
-    /// Another phase begins.
+    /// Ends the current phase and begins another.
     #[inline]
     pub(crate) fn phase(&mut self, next: Phase) {
         let now_ns = monotonic_ns();

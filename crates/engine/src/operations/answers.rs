@@ -25,7 +25,7 @@ pub(crate) const IDLE_NS: u64 = 10_000_000_000;
 pub(crate) const RETRY_NS: u64 = 1_000_000;
 pub(crate) const MAX_RETRY_NS: u64 = 250_000_000;
 
-/// A pending answer.
+/// An answer that waits to be sent.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) operation: Operation,

@@ -30,9 +30,9 @@ pub enum AnswerBuffer {
     Owned(Buffer),
     /// In the caller's memory.
     Caller {
-        /// The memory.
+        /// Memory of the caller.
         memory: Memory,
-        /// Number of bytes.
+        /// Length of the data in bytes.
         length: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! Handles arrived records.
+//! Handles records that arrive through shared memory.
 
 use dipole_link::shm::Payload;
 use dipole_proto::wire::{PIPE_WORDS, PipeKind, PipeTag};

@@ -32,7 +32,7 @@ type Key = [u8; 16];
 /// Keys of all sessions of a process.
 pub(super) struct SessionKeys {
     secret: [u8; SHARE_BYTES],
-    /// By [`Agreement::index`].
+    /// Keys of the sessions, indexed by [`Agreement::index`].
     sessions: Vec<Option<Box<Session>>>,
 }
 
@@ -57,7 +57,7 @@ struct Receiving {
     window: Window,
 }
 
-/// Counters received recently.
+/// Replay window: counters received recently.
 struct Window {
     /// One more than the highest counter received.
     end: u64,

@@ -84,7 +84,7 @@ pub struct Fault<L> {
 }
 
 impl<L: Link> Fault<L> {
-    /// Wraps a link.
+    /// Wraps a link and applies the plan to the frames it sends.
     pub fn new(inner: L, plan: Plan) -> Fault<L> {
         Fault {
             inner,
@@ -99,12 +99,12 @@ impl<L: Link> Fault<L> {
         }
     }
 
-    /// The wrapped link.
+    /// Returns the wrapped link.
     pub fn inner(&self) -> &L {
         &self.inner
     }
 
-    /// Counters since opening.
+    /// Returns the counters since the link was opened.
     pub fn stats(&self) -> FaultStats {
         self.stats
     }

@@ -46,22 +46,22 @@ pub enum PlanError {
     /// A part without `=`.
     #[error("fault plan: `{part}` has no value; write it as name=value, as in drop=0.01")]
     NoValue {
-        /// The part.
+        /// The part of the text.
         part: String,
     },
-    /// An unknown name.
+    /// A name that is not a known fault.
     #[error(
         "fault plan: unknown fault `{name}`; known names are drop, delay, repeat, reorder, \
          corrupt and seed"
     )]
     UnknownName {
-        /// The name.
+        /// Name in the text.
         name: String,
     },
     /// A name that occurs twice.
     #[error("fault plan: `{name}` is given twice; keep one")]
     Twice {
-        /// The name.
+        /// Name in the text.
         name: String,
     },
     /// A probability that is not a number from 0 to 1.
@@ -72,7 +72,7 @@ pub enum PlanError {
     Probability {
         /// Name of the fault.
         name: String,
-        /// The given value.
+        /// Value in the text.
         value: String,
     },
     /// A delay with a missing or invalid time.
@@ -81,13 +81,13 @@ pub enum PlanError {
          give a probability and a time in ns, us, ms or s, as in delay=0.1:50us"
     )]
     Time {
-        /// The given value.
+        /// Value in the text.
         value: String,
     },
     /// A seed that is not a whole number.
     #[error("fault plan: the seed `{value}` is not a whole number below 2^64; as in seed=7")]
     Seed {
-        /// The given value.
+        /// Value in the text.
         value: String,
     },
 }

@@ -26,7 +26,6 @@ impl Sleep {
         W::full_fence();
     }
 
-    /// Ends the sleep.
     pub(super) fn end(&mut self, word: &impl Word) {
         if self.is_asleep() {
             self.epoch += 1;

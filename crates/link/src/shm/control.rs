@@ -23,7 +23,7 @@ const WAKE: u8 = 3;
 const FULL: u8 = 4;
 const LONGEST: usize = 17 + MAX_GREETING_BYTES;
 
-/// One control message.
+/// A message on the connection's socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ControlMessage {
     /// The sender's probe and greeting, with its bell; from the connecting side also the page.

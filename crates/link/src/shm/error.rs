@@ -15,7 +15,7 @@ pub enum ShmError {
     Socket {
         /// Path of the socket.
         path: PathBuf,
-        /// The system's error.
+        /// Error returned by the kernel.
         cause: io::Error,
     },
     /// A process of another user listens on the socket.
@@ -24,21 +24,21 @@ pub enum ShmError {
         path: PathBuf,
         /// Its process id; 0 if it is in another pid namespace.
         pid: i32,
-        /// Its user id.
+        /// User id of that process.
         uid: u32,
-        /// Our user id.
+        /// User id of this process.
         own_uid: u32,
     },
     /// The connection limit is reached.
     TooMany {
-        /// The limit.
+        /// Maximum number of connections.
         limit: usize,
     },
     /// Memory or descriptors have run out.
     Memory(io::Error),
     /// The greeting is longer than [`MAX_GREETING_BYTES`].
     GreetingTooLong {
-        /// Its length.
+        /// Length of the greeting in bytes.
         length: usize,
     },
 }
@@ -89,9 +89,9 @@ impl std::error::Error for ShmError {}
 pub enum PushError {
     /// The ring is full; try again later.
     Full,
-    /// Longer than [`MAX_RECORD_BYTES`].
+    /// The record is longer than [`MAX_RECORD_BYTES`].
     TooLong {
-        /// Its length.
+        /// Length of the record in bytes.
         length: usize,
     },
     /// The connection does not exist, has ended, or is not open yet.

@@ -7,9 +7,9 @@ use super::ConnId;
 pub struct PeerInfo {
     /// Its process id, as reported by the kernel; 0 if it is in another pid namespace.
     pub pid: i32,
-    /// Its user.
+    /// User id.
     pub uid: u32,
-    /// Its group.
+    /// Group id.
     pub gid: u32,
     /// The greeting that it sent.
     pub greeting: Vec<u8>,
@@ -24,7 +24,7 @@ pub enum CloseReason {
     Full,
     /// The peer violated the format.
     Violation {
-        /// What was wrong.
+        /// Description of the violation.
         what: &'static str,
     },
 }
@@ -34,16 +34,16 @@ pub enum CloseReason {
 pub enum ShmEvent {
     /// The connection is open: records can be pushed.
     Opened {
-        /// The connection.
+        /// Id of the connection.
         conn: ConnId,
         /// The process at the other end.
         peer: PeerInfo,
     },
     /// A connection that was open, or was opened by us, has ended. All its records were delivered.
     Closed {
-        /// The connection.
+        /// Id of the connection.
         conn: ConnId,
-        /// Why it ended.
+        /// Reason for the end.
         reason: CloseReason,
         /// True if the peer had taken all records.
         all_read: bool,
@@ -53,17 +53,17 @@ pub enum ShmEvent {
 /// Counters of a hub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShmStats {
-    /// Records pushed.
+    /// Number of records sent.
     pub records_out: u64,
-    /// Their bytes.
+    /// Bytes of the records sent.
     pub bytes_out: u64,
-    /// Records received.
+    /// Number of records received.
     pub records_in: u64,
-    /// Their bytes.
+    /// Bytes of the records received.
     pub bytes_in: u64,
     /// Wake-ups sent to sleeping peers.
     pub wakeups: u64,
-    /// Large rings created.
+    /// Number of large rings created.
     pub large_rings: u64,
     /// Bytes copied from peers' memory.
     pub pulled_bytes: u64,

@@ -656,7 +656,7 @@ impl Hub {
         bytes.as_ptr().expose_provenance() as u64
     }
 
-    /// Counters.
+    /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> ShmStats {
         self.stats

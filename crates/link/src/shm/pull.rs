@@ -10,9 +10,9 @@ const PROBE_BYTES: usize = size_of::<u64>();
 /// A random number in a process's memory, and its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// Its address.
+    /// Address of the number.
     pub at: u64,
-    /// The number.
+    /// The random number at that address.
     pub number: u64,
 }
 
@@ -93,7 +93,7 @@ pub fn pull(pid: i32, probe: Probe, address: u64, into: &mut [u8]) -> io::Result
 pub struct PullRange {
     /// Its address in the other process.
     pub from: u64,
-    /// The destination.
+    /// Destination in this process.
     pub into: *mut u8,
     /// Its length in bytes.
     pub length: usize,

@@ -95,7 +95,7 @@ fn stamp(position: u64) -> u64 {
     u64::from((position as u32).wrapping_add(1)) << 32
 }
 
-/// The writing side.
+/// The writing side of a ring.
 #[derive(Debug)]
 pub(super) struct Producer<M = Mapped> {
     memory: M,
@@ -398,7 +398,7 @@ impl<'a> Payload<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FormatViolation(pub(super) &'static str);
 
-/// The reading side.
+/// The reading side of a ring.
 #[derive(Debug)]
 pub(super) struct Consumer<M = Mapped> {
     memory: M,

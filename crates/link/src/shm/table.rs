@@ -107,7 +107,6 @@ impl Table {
         self.free.push(id.index);
     }
 
-    /// Removes a connection.
     pub(super) fn remove(&mut self, id: ConnId) -> Option<Connection> {
         let slot = self.slots.get_mut(id.index())?;
         let found = slot.take_if(|found| found.id == id)?;

@@ -50,7 +50,7 @@ struct Station<F> {
 
 /// The result for a frame.
 pub(super) enum Outcome<F> {
-    /// It was transmitted.
+    /// The frame was transmitted.
     Passed(F),
     /// It collided too often.
     GivenUp(F),
@@ -62,9 +62,9 @@ pub(super) struct Bus<F> {
     /// Stations sending in the current contention slot.
     contenders: Vec<IpAddr>,
     stations: BTreeMap<IpAddr, Station<F>>,
-    /// Transmission attempts.
+    /// Number of transmission attempts.
     pub(super) attempts: u64,
-    /// Attempts that collided.
+    /// Number of attempts that collided.
     pub(super) collisions: u64,
 }
 

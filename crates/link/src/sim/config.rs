@@ -40,7 +40,7 @@ pub struct PathConfig {
     pub corrupt_bits: u32,
 }
 
-/// The whole network.
+/// Configuration of the whole network.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NetworkConfig {
     /// Longest frame that interfaces take; longer ones are refused.

@@ -119,7 +119,7 @@ struct Ring {
 #[derive(Debug)]
 struct End {
     process: usize,
-    /// The process's greeting.
+    /// Greeting that the process sends to its peers.
     greeting: Vec<u8>,
     /// Entry in the process's table; `None` before it was accepted and after it was closed.
     conn: Option<ConnId>,
@@ -239,13 +239,13 @@ impl SharedMemory {
         Ok(SimHub::new(self.clone(), process))
     }
 
-    /// Advances the time.
+    /// Advances the time to `now_ns`.
     pub fn advance(&self, now_ns: u64) {
         let mut state = self.lock();
         state.now_ns = state.now_ns.max(now_ns);
     }
 
-    /// Changes the configuration.
+    /// Changes the configuration while the simulation runs.
     pub fn change(&self, change: impl FnOnce(&mut SharedMemoryConfig)) {
         change(&mut self.lock().config);
     }

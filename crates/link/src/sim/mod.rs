@@ -25,11 +25,11 @@ use crate::{Caps, Class, Incoming, Link, Outgoing};
 /// Why the network lost a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DropReason {
-    /// It was empty.
+    /// The frame was empty.
     Empty,
     /// It was longer than the switch forwards.
     TooLong,
-    /// Random loss.
+    /// It was lost at random.
     Loss,
     /// Loss in a burst.
     Burst,
@@ -105,7 +105,7 @@ pub enum AttachError {
          drop or detach the other port first"
     )]
     Taken {
-        /// The address.
+        /// Address that was requested.
         address: SocketAddr,
     },
     /// Both classes have the same address.
@@ -114,7 +114,7 @@ pub enum AttachError {
          give each its own port number"
     )]
     SameAddress {
-        /// The address.
+        /// Address that was requested.
         address: SocketAddr,
     },
 }

@@ -269,7 +269,7 @@ impl Udp {
         })
     }
 
-    /// Counters since opening.
+    /// Returns the counters since the link was opened.
     #[must_use]
     pub fn stats(&self) -> UdpStats {
         self.stats

@@ -28,7 +28,7 @@ pub enum OpenError {
          use an address of this machine"
     )]
     NotUnicast {
-        /// The address.
+        /// Local address of the link.
         ip: IpAddr,
     },
     /// The socket cannot be created.
@@ -37,9 +37,9 @@ pub enum OpenError {
         socket_advice(.source)
     )]
     Socket {
-        /// The address.
+        /// Local address of the link.
         ip: IpAddr,
-        /// The kernel's error.
+        /// Error returned by the kernel.
         source: io::Error,
     },
     /// The address and port are not available.
@@ -52,7 +52,7 @@ pub enum OpenError {
         address: SocketAddr,
         /// Class of the socket.
         class: Class,
-        /// The kernel's error.
+        /// Error returned by the kernel.
         source: io::Error,
     },
     /// All permitted ports are in use.
@@ -61,7 +61,7 @@ pub enum OpenError {
          two; end processes that use them, or configure a wider range"
     )]
     NoPort {
-        /// The address.
+        /// Local address of the link.
         ip: IpAddr,
         /// The permitted ports.
         ports: PortRange,
@@ -76,7 +76,7 @@ pub enum OpenError {
         option: &'static str,
         /// Address of the socket.
         ip: IpAddr,
-        /// The kernel's error.
+        /// Error returned by the kernel.
         source: io::Error,
     },
     /// The interfaces of this machine cannot be listed.
@@ -85,9 +85,9 @@ pub enum OpenError {
          check that netlink sockets are allowed"
     )]
     Interfaces {
-        /// The address.
+        /// Local address of the link.
         ip: IpAddr,
-        /// The kernel's error.
+        /// Error returned by the kernel.
         source: io::Error,
     },
 }

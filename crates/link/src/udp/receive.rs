@@ -87,7 +87,6 @@ impl Receiver {
         self.headers.slice().len()
     }
 
-    /// Discards all frames.
     pub(super) fn clear(&mut self) {
         self.frames.clear();
     }

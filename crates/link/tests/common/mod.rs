@@ -97,7 +97,7 @@ impl Side {
         self.path.clone()
     }
 
-    /// Collects all events.
+    /// Appends all pending connection events.
     pub(crate) fn poll_connections(&mut self) {
         let mut events = Vec::new();
         self.hub.poll_connections(&mut events).expect("an epoll");
@@ -115,7 +115,7 @@ impl Side {
         }
     }
 
-    /// Takes pending records.
+    /// Appends all pending records.
     pub(crate) fn poll(&mut self) {
         let records = &mut self.records;
         self.hub.poll(256, &mut |conn, tag, payload| {
@@ -244,7 +244,7 @@ impl Side {
         }
     }
 
-    /// The next record.
+    /// Waits for the next record.
     pub(crate) fn receive(&mut self) -> (ConnId, u64, Vec<u8>) {
         self.wait("a record", &mut || (), |side| side.records.pop_front())
     }

@@ -27,7 +27,7 @@ impl Clock {
         }
     }
 
-    /// Lets time pass.
+    /// Yields the core, or advances the virtual time by 1 us.
     fn pass(&mut self) {
         match self {
             Clock::Real(_) => std::thread::yield_now(),

@@ -106,7 +106,7 @@ struct Lookups {
     stop: bool,
 }
 
-/// Receives the results.
+/// Callback that receives the results.
 type Callback = Box<dyn Fn(EdgeRef, Resolution) + Send + Sync>;
 
 struct Shared {

@@ -68,7 +68,7 @@ impl Drop for Copied {
     }
 }
 
-/// A posted operation.
+/// A posted operation and the bytes that it sends.
 #[derive(Debug)]
 struct Post {
     operation: Operation,

@@ -308,7 +308,7 @@ fn an_attacker_cannot_access_memory_beyond_its_rights() {
             let answer = OperationKind::Answer(Outcome::Done);
             wrong.push((head(answer, open, 0, 0).to_bytes(), &[1; 8]));
         }
-        // Invalid heads.
+        // Heads with an invalid field.
         for (at, value) in [(0, 6), (0, 255), (1, 255), (2, 1), (2, 9), (3, 1)] {
             let mut bytes = head(OperationKind::Put, open, 0, 0).to_bytes();
             bytes[at] = value;

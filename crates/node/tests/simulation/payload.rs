@@ -12,10 +12,10 @@ pub const TAG_BYTES: usize = 9;
 /// Offsets in the noise at which contents may begin.
 const OFFSETS: usize = 256 << 10;
 
-/// Identifies a message.
+/// Content of a payload that identifies its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
-    /// Sent unreliably.
+    /// The message was sent unreliably.
     pub unreliable: bool,
     /// The stream it belongs to; see the ledger.
     pub stream: u32,

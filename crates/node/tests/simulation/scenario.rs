@@ -15,13 +15,13 @@ pub const MICROSECOND: u64 = 1_000;
 pub const MILLISECOND: u64 = 1_000_000;
 pub const SECOND: u64 = 1_000_000_000;
 
-/// A scenario.
+/// A random scenario, determined by its seed.
 #[derive(Debug)]
 pub struct Scenario {
     pub seed: u64,
     /// The network while there are faults.
     pub network: NetworkConfig,
-    /// The path afterwards.
+    /// Path configuration after that time.
     pub calm_path: PathConfig,
     /// The shared memory of processes of one node.
     pub memory: SharedMemoryConfig,
@@ -65,7 +65,7 @@ impl Place {
     }
 }
 
-/// One process.
+/// Plan of one process.
 #[derive(Debug)]
 pub struct NodePlan {
     pub place: Place,
@@ -82,7 +82,7 @@ pub struct NodePlan {
     pub endpoints: Vec<EndpointPlan>,
 }
 
-/// A receiving endpoint.
+/// Plan of a receiving endpoint.
 #[derive(Clone, Debug)]
 pub struct EndpointPlan {
     pub id: u32,
@@ -93,7 +93,7 @@ pub struct EndpointPlan {
 /// How an application reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
-    /// Immediately.
+    /// It reads each message immediately.
     Eager,
     /// One message per interval.
     Slow { every_ns: u64 },

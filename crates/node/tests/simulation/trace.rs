@@ -10,7 +10,7 @@ use rustc_hash::FxHasher;
 /// Events in a report.
 const KEPT: usize = 60;
 
-/// An event.
+/// Kind of a traced event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum What {
     /// A process started; `life` counts the starts on this node.

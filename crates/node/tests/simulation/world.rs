@@ -30,11 +30,11 @@ const PROGRESS_NS: u64 = 60 * SECOND;
 /// Stages of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Faults occur.
+    /// Faults are injected.
     Storm,
     /// No more faults; idle receivers still do not read.
     Calm,
-    /// All receivers read.
+    /// All receivers read their messages.
     AllRead,
     /// Nothing is sent any more; all memory must be released.
     Quiet,
@@ -65,7 +65,7 @@ pub struct Violation {
     pub trace: String,
 }
 
-/// A successful run.
+/// Statistics of a successful run.
 #[derive(Debug)]
 pub struct Outcome {
     pub totals: Totals,
@@ -90,7 +90,7 @@ pub struct Node {
     activations: (u64, u32),
 }
 
-/// The whole simulation.
+/// State of the whole simulation.
 pub struct World {
     pub scenario: Scenario,
     pub network: Network,
@@ -576,7 +576,7 @@ impl World {
         }
     }
 
-    /// Repairs everything.
+    /// Ends all faults and repairs the network.
     fn end_storm(&mut self) {
         let calm_path = self.scenario.calm_path;
         self.network.change(|config| {

@@ -21,7 +21,7 @@ use dipole_node::registry::{DirectoryLock, Owner, Registry};
 use dipole_node::{ClusterKey, Config, NodeId};
 use tempfile::TempDir;
 
-/// Unused user ids.
+/// User ids that no real user has.
 const ALICE: u32 = 60_001;
 const BOB: u32 = 60_002;
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -460,7 +460,7 @@ impl EdgeIn {
         self.consumed == self.charged
     }
 
-    /// Cumulative bytes granted.
+    /// Cumulative number of bytes granted.
     pub(crate) fn granted(&self) -> u64 {
         self.granted
     }

@@ -62,7 +62,7 @@ pub(crate) enum Urgency {
 /// A message that has begun and may be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageStart {
-    /// Its edge.
+    /// Key of the edge.
     pub key: EdgeKey,
     /// Its number on the edge.
     pub sequence: u64,
@@ -131,7 +131,7 @@ pub(crate) enum Placed {
     Violation,
 }
 
-/// See the module.
+/// State of all edges of one peer.
 #[derive(Clone, Debug)]
 pub(crate) struct Channel {
     peer: PeerId,

@@ -15,7 +15,7 @@ enum State {
     },
 }
 
-/// See the module.
+/// Sending half of an edge.
 #[derive(Clone, Debug, Hash)]
 pub(crate) struct EdgeOut {
     key: EdgeKey,

@@ -182,7 +182,7 @@ impl Channel {
         self.outgoing.len()
     }
 
-    /// Applies a grant.
+    /// Applies a credit grant from the receiver.
     pub(crate) fn on_credit(&mut self, key: EdgeKey, limit: u64, shared: &mut Shared) {
         let Some(index) = self.outgoing.find((key.source, key.target)) else {
             return;

@@ -12,7 +12,7 @@ struct Slot<E> {
     edge: Option<E>,
 }
 
-/// See the module.
+/// Edges of one direction.
 #[derive(Clone, Debug)]
 pub(crate) struct EdgeTable<E> {
     slots: Vec<Slot<E>>,

@@ -17,7 +17,7 @@ use crate::wire::{
 /// A packet for this process, and what the caller must verify.
 #[derive(Clone, Copy, Debug)]
 pub struct Addressed<'a> {
-    /// The packet.
+    /// Parsed packet.
     pub packet: Packet<'a>,
     /// Its seal, over [`Packet::covered`]. Only a packet with a correct checksum or tag may be
     /// passed to [`Machine::on_packet`].

@@ -10,7 +10,7 @@ use crate::pipe::Pipe;
 use crate::session::{Remote, Session};
 use crate::wire::Address;
 
-/// A remote process.
+/// A remote process: a session or a pipe.
 #[derive(Clone, Debug)]
 pub(super) enum Peer {
     /// A process on another node.
@@ -79,7 +79,6 @@ impl PeerTable {
         Some(id)
     }
 
-    /// Removes a peer.
     pub(super) fn remove(&mut self, peer: PeerId) -> Option<Peer> {
         let slot = self.slots.get_mut(peer.index())?;
         let found = slot.take_if(|found| found.id() == peer)?;
@@ -87,7 +86,7 @@ impl PeerTable {
         Some(found)
     }
 
-    /// Number of peers.
+    /// Returns the number of peers.
     pub(super) fn in_use(&self) -> usize {
         self.slots.len() - self.free.len()
     }
@@ -197,7 +196,6 @@ impl PeerIndex {
         self.by_connection.insert((remote.connection, index));
     }
 
-    /// Removes a session.
     pub(super) fn remove(&mut self, remote: &Remote, index: u32) {
         if self.by_incarnation.get(&remote.incarnation) == Some(&index) {
             self.by_incarnation.remove(&remote.incarnation);

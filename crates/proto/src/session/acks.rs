@@ -2,7 +2,7 @@
 
 use crate::time::Instant;
 
-/// See the module.
+/// Acknowledgements that the peer is owed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Acks {
     /// Packets accepted since the last acknowledgement.

@@ -3,7 +3,7 @@
 use crate::holes::widen;
 use crate::replay::Replay;
 
-/// See the module.
+/// Packet numbers of the control lane in both directions.
 #[derive(Clone, Debug)]
 pub(crate) struct ControlLane {
     next: u64,

@@ -2,7 +2,7 @@
 
 use crate::holes::widen;
 
-/// See the module.
+/// Last reports about flow control in both directions.
 #[derive(Clone, Debug)]
 pub(crate) struct FlowReports {
     /// The window last sent to the peer.

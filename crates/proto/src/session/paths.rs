@@ -36,9 +36,9 @@ const LANE_REST: u64 = 4;
 pub struct LaneStatus {
     /// Number of the lane.
     pub lane: u8,
-    /// Bulk class.
+    /// The lane carries bulk traffic.
     pub bulk: bool,
-    /// The peer's address.
+    /// Address of the peer on this lane.
     pub to: Address,
     /// Whether packets arrive there.
     pub state: LaneState,

@@ -5,7 +5,7 @@ use crate::backoff::Backoff;
 use crate::config::Config;
 use crate::time::Instant;
 
-/// See the module.
+/// Timers of the repeated requests.
 #[derive(Clone, Debug)]
 pub(crate) struct Requests {
     ack: Backoff,

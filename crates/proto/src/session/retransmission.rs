@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::rtt::RoundTrip;
 use crate::time::Instant;
 
-/// See the module.
+/// Timers and estimates for retransmissions.
 #[derive(Clone, Debug)]
 pub(crate) struct Retransmission {
     pub(super) round_trip: RoundTrip,

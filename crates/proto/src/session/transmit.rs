@@ -46,14 +46,14 @@ pub enum Frame {
     Unit(Slot),
     /// A queued frame that is free as soon as it has been passed to the link.
     Loose(Slot),
-    /// A scratch frame.
+    /// The packet is in a scratch frame.
     Scratch(Slot),
 }
 
 /// A packet to send now. The caller appends the trailer for the seal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
-    /// Destination.
+    /// Destination of the packet.
     pub to: Address,
     /// Through the bulk port.
     pub bulk: bool,

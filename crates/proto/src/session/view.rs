@@ -30,7 +30,7 @@ pub struct LaneView {
     pub next: u64,
     /// Incoming: number after the highest arrival.
     pub top: u64,
-    /// Incoming: missing ranges.
+    /// Missing ranges of incoming numbers.
     pub missing: Vec<Hole>,
     /// Incoming: holes that end at or below this have been requested.
     pub requested_below: u64,
@@ -51,7 +51,7 @@ pub struct View {
     pub waiting: Vec<(Slot, bool)>,
     /// Units to retransmit, in this order.
     pub repeats: Vec<u64>,
-    /// The lanes.
+    /// State of all lanes.
     pub lanes: Vec<LaneView>,
     /// Lowest unit of the peer that has not arrived.
     pub units_next: u64,

@@ -18,7 +18,7 @@ pub struct Range {
 /// The arrivals of one lane, in a record.
 #[derive(Clone, Copy, Debug)]
 pub struct LaneAck<'a> {
-    /// The lane.
+    /// Index of the lane.
     pub lane: u8,
     /// Lowest number not received.
     pub next: u32,

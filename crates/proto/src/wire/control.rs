@@ -56,11 +56,11 @@ impl Trailer {
 }
 
 impl Trailers {
-    /// Only CRC32C.
+    /// Only CRC32C, without authentication.
     pub const CRC32C: Trailers = Trailers(1);
     /// Authentication, and encryption if the peer requires it.
     pub const AUTH: Trailers = Trailers(2 | 4);
-    /// Encryption.
+    /// Authentication and encryption.
     pub const ENCRYPT: Trailers = Trailers(4);
 
     /// The first trailer in both sets. Each side leaves out trailers that are weaker than it
@@ -81,9 +81,9 @@ impl Trailers {
 pub struct LaneAddress {
     /// Lane number, below [`MAX_LANES`].
     pub lane: u8,
-    /// Bulk class.
+    /// The lane accepts bulk traffic.
     pub bulk: bool,
-    /// Its address.
+    /// Address at which the sender listens.
     pub address: Address,
 }
 
@@ -110,7 +110,7 @@ pub struct Hello {
     pub window_packets: u32,
     /// Bytes that may be sent on a new edge before any grant.
     pub initial_credit_bytes: u32,
-    /// Trailers offered.
+    /// Trailers that the sender accepts.
     pub trailers: Trailers,
     /// Trailer chosen (welcome only).
     pub trailer: Trailer,
@@ -157,7 +157,7 @@ impl Hello {
         hello
     }
 
-    /// The lanes.
+    /// Returns the lanes.
     #[must_use]
     pub fn lanes(&self) -> &[LaneAddress] {
         &self.lanes[..usize::from(self.lane_count)]
@@ -307,7 +307,7 @@ pub struct Reset {
     /// The refused connection id: that of the sender of a hello, or that in the header of another
     /// packet.
     pub connection: u32,
-    /// Why.
+    /// Reason for the reset.
     pub reason: ResetReason,
     /// The incarnation in the refused hello, if either side has a cluster key. It is absent in a
     /// reset of a session.

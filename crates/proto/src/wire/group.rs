@@ -31,14 +31,14 @@ const KINDS: [GroupKind; 4] = [
     GroupKind::Ended,
 ];
 
-/// A collective operation.
+/// Kind of a collective operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GroupOperation {
     /// The barrier at the start of a generation. Its data are the members.
     Start,
     /// An internal barrier that limits how far members run ahead of each other.
     Fence,
-    /// A barrier.
+    /// Waits until all members have called it.
     Barrier,
     /// One member's bytes are sent to all.
     Broadcast,
@@ -73,7 +73,7 @@ impl core::fmt::Display for GroupOperation {
 /// The arguments of a collective call that must be the same for all members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GroupCall {
-    /// The operation.
+    /// Operation of the call.
     pub operation: GroupOperation,
     /// Rank of the source or destination; 0 if the operation has no such rank.
     pub root: u32,
@@ -117,7 +117,7 @@ pub struct GroupHead {
 }
 
 impl GroupHead {
-    /// The encoded head.
+    /// Encodes the head.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; GROUP_HEAD_BYTES] {
         let mut bytes = [0; GROUP_HEAD_BYTES];
@@ -190,7 +190,7 @@ pub enum GroupEnding {
     },
     /// The members are different, or a newer generation exists.
     Other {
-        /// The generation.
+        /// Generation of that list.
         generation: u64,
         /// The members: node and endpoint of each.
         members: Vec<(u32, u32)>,
@@ -198,7 +198,7 @@ pub enum GroupEnding {
 }
 
 impl GroupEnding {
-    /// The encoded reason.
+    /// Encodes the reason.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();

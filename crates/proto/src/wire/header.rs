@@ -28,7 +28,7 @@ pub enum Kind {
     Welcome,
     /// Records: at most one unit, and unsequenced records.
     Data,
-    /// Acknowledgements only.
+    /// Carries acknowledgements only.
     Ack,
     /// Acknowledgements, and a request for an answer.
     AckRequest,
@@ -143,7 +143,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// A whole unit.
+    /// A unit that is not cut into parts.
     pub const WHOLE: Part = Part { index: 0, last: 0 };
     /// Most parts of a unit.
     pub const MOST: usize = 16;

@@ -53,9 +53,9 @@ pub const PROOF_BYTES: usize = 16;
 pub enum Malformed {
     /// Shorter than a header, or than the header's length.
     Truncated {
-        /// Bytes needed.
+        /// Number of bytes needed.
         needed: usize,
-        /// Bytes available.
+        /// Number of bytes available.
         found: usize,
     },
     /// The header's length is smaller than header and trailer.
@@ -160,7 +160,7 @@ impl<'a> Packet<'a> {
         Packet { head, bytes }
     }
 
-    /// The header.
+    /// Returns the header.
     #[inline]
     #[must_use]
     pub fn header(&self) -> Header {

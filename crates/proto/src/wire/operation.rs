@@ -31,7 +31,7 @@ pub enum OperationKind {
 /// Result of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// It was done.
+    /// The operation was executed.
     Done,
     /// The endpoint has no open region with this key.
     NoRegion,
@@ -63,7 +63,7 @@ impl core::fmt::Display for Outcome {
     }
 }
 
-/// See the module.
+/// Head of an operation or of its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operation {
     /// Kind of the operation.
@@ -83,7 +83,7 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// The encoded head.
+    /// Encodes the head.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; OPERATION_BYTES] {
         let (kind, outcome) = match self.kind {

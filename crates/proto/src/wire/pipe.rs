@@ -81,7 +81,7 @@ pub struct PipeTag {
 }
 
 impl PipeTag {
-    /// The encoded tag.
+    /// Encodes the tag.
     #[inline]
     #[must_use]
     pub fn to_word(self) -> u64 {
@@ -110,7 +110,7 @@ impl PipeTag {
 /// A control record: a tag and its words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PipeRecord {
-    /// The encoded tag.
+    /// Encoded tag of the record.
     pub tag: u64,
     words: [[u8; 8]; PIPE_WORDS],
     count: usize,
@@ -146,7 +146,7 @@ impl PipeRecord {
         record
     }
 
-    /// Its payload.
+    /// Returns the payload.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         self.words[..self.count].as_flattened()
@@ -196,16 +196,16 @@ pub(crate) fn reason_from_extra(extra: u8) -> Result<RefusedReason, Malformed> {
 /// Description of a process, sent when a pipe opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Greeting {
-    /// Its node.
+    /// Node of the process.
     pub node: u32,
-    /// Its incarnation.
+    /// Incarnation of the process.
     pub incarnation: u64,
     /// Bytes that may be sent on each edge to it before any grant.
     pub initial_credit_bytes: u32,
 }
 
 impl Greeting {
-    /// The encoded greeting.
+    /// Encodes the greeting.
     #[must_use]
     pub fn to_bytes(self) -> [u8; GREETING_BYTES] {
         let mut bytes = [0; GREETING_BYTES];

@@ -52,9 +52,9 @@ const LIFE_SHIFT: u32 = 2;
 /// endpoints, so that late packets of an earlier one are recognized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EdgeKey {
-    /// Sending endpoint.
+    /// Id of the sending endpoint.
     pub source: u32,
-    /// Receiving endpoint.
+    /// Id of the receiving endpoint.
     pub target: u32,
     /// Number of the life, below [`EdgeKey::LIVES`].
     pub life: u8,
@@ -132,7 +132,7 @@ impl RefusedReason {
 pub enum Record<'a> {
     /// A message or an operation, or a piece of one.
     Message {
-        /// The edge.
+        /// Key of the edge.
         key: EdgeKey,
         /// Number of the message on its edge, low 32 bits.
         sequence: u32,
@@ -149,7 +149,7 @@ pub enum Record<'a> {
     },
     /// The source endpoint sends nothing more on this edge.
     EdgeEnd {
-        /// The edge.
+        /// Key of the edge.
         key: EdgeKey,
         /// The number after the last message.
         sequence: u32,
@@ -158,14 +158,14 @@ pub enum Record<'a> {
     },
     /// An edge that ended is forgotten: its endpoints may be connected again.
     EdgeForgotten {
-        /// The receiver's edge.
+        /// Key of the edge at the receiver.
         key: EdgeKey,
     },
     /// A message of the receiver was refused.
     Refused {
-        /// Sending endpoint.
+        /// Id of the sending endpoint.
         source: u32,
-        /// Receiving endpoint.
+        /// Id of the receiving endpoint.
         target: u32,
         /// Number of the message.
         sequence: u32,
@@ -176,21 +176,21 @@ pub enum Record<'a> {
     LaneAck(LaneAck<'a>),
     /// Credit of an edge.
     Credit {
-        /// The edge.
+        /// Key of the edge.
         key: EdgeKey,
         /// Cumulative bytes that may be charged.
         limit: u64,
     },
     /// A request for credit.
     CreditRequest {
-        /// The edge.
+        /// Key of the edge.
         key: EdgeKey,
         /// The credit that it needs.
         request: CreditRequest,
     },
     /// Limit of packets in flight.
     Window {
-        /// The limit.
+        /// Maximum number of packets in flight.
         packets: u32,
     },
     /// A test whether packets arrive on a lane. The echo goes back the same way.
@@ -515,7 +515,7 @@ pub fn emit_message(
 /// The fields of a piece of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentHead {
-    /// The edge.
+    /// Key of the edge.
     pub key: EdgeKey,
     /// Number of the message on its edge, low 32 bits.
     pub sequence: u32,

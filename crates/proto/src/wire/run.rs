@@ -10,7 +10,7 @@ use super::record::{EdgeKey, FRAGMENT, FRAGMENT_BYTES, MESSAGE, MESSAGE_BYTES, P
 /// Consecutive reliable messages of one edge that fill a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MessageRun {
-    /// Their edge.
+    /// Key of the edge.
     pub key: EdgeKey,
     /// Number of the first on the edge, low 32 bits.
     pub sequence: u32,
@@ -62,7 +62,7 @@ impl MessageRun {
 /// A piece of a reliable message that fills a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fragment {
-    /// The edge.
+    /// Key of the edge.
     pub key: EdgeKey,
     /// Number of the message on its edge, low 32 bits.
     pub sequence: u32,

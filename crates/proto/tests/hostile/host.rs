@@ -82,7 +82,7 @@ enum Arrived {
     Pieces(u64, Vec<u8>),
 }
 
-/// See the module.
+/// A process on the hostile wire.
 pub struct Host {
     pub machine: Machine,
     pub home: Address,

@@ -145,7 +145,7 @@ impl Conversation {
         self.history.get(index).cloned()
     }
 
-    /// Advances the time.
+    /// Advances the time by `ns`.
     pub fn wait(&mut self, ns: u64) {
         self.now = self.now.after(ns);
         for host in &mut self.hosts {

@@ -28,7 +28,7 @@ pub enum Action {
     Repeat { which: u8 },
     /// A packet arrives for a connection that does not exist.
     Stray { which: u8, connection: u32 },
-    /// Time passes.
+    /// Advances the time.
     Wait { microseconds: u16 },
     /// A forged packet with a correct trailer arrives.
     Forge { which: u8, forgery: Forgery },

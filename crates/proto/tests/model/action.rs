@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// One step.
+/// A step of the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Action {
     /// A packet in flight arrives.
@@ -17,7 +17,7 @@ pub enum Action {
     Call(u8, u8),
     /// A host copies a long message from the other's memory.
     Fetch(u8),
-    /// The copy fails.
+    /// Copying a long message fails.
     FetchRefused(u8),
     /// A host's process dies and another one starts in its place.
     Restart(u8),

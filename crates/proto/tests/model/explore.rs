@@ -15,13 +15,13 @@ pub const MAX_TOKENS: usize = 8;
 
 /// A model that can be explored: two processes and what is in flight between them.
 pub trait System: Clone {
-    /// All possible steps.
+    /// Adds all possible steps to `actions`.
     fn actions(&self, actions: &mut Vec<Action>);
     /// Takes a step. Returns the invariant that it violates, if it violates one.
     fn apply(&mut self, action: Action) -> Result<(), String>;
     /// Brings the state into its canonical form and returns its key.
     fn normalize(&mut self) -> u128;
-    /// Packets in flight.
+    /// Returns the number of packets in flight.
     fn tokens(&self) -> usize;
     /// Those of them that can be delivered now.
     fn deliverable(&self) -> u8;
@@ -31,7 +31,6 @@ pub trait System: Clone {
     fn moved(&self) -> u32;
     /// Nothing remains to be done.
     fn is_done(&self) -> bool;
-    /// Describes a step.
     fn describe(&self, action: Action) -> String;
     /// Describes the state, for the end of a trace.
     fn describe_state(&self) -> String;
@@ -61,7 +60,7 @@ pub struct Node {
     parent: u32,
     by: Action,
     depth: u32,
-    /// Packets in flight.
+    /// Number of packets in flight.
     pub tokens: u8,
     /// Those of them that can be delivered now.
     pub deliverable: u8,

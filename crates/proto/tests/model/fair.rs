@@ -39,7 +39,7 @@ impl Verdict {
     }
 }
 
-/// Finds all stalls.
+/// Finds all stalls of a state graph.
 pub fn judge<S: System>(graph: &Graph<S>) -> Verdict {
     let unfinished: Vec<u32> = (0..graph.nodes.len() as u32)
         .filter(|state| {

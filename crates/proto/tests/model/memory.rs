@@ -20,7 +20,7 @@ const PLACE_BYTES: usize = 6;
 const PLACES: usize = 4;
 const KEY: u64 = 5;
 
-/// A request.
+/// A memory operation of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ask {
     /// Writes data to a separate place; a long put is not sent as one record.

@@ -98,7 +98,7 @@ pub fn charge(bytes: u64) -> u64 {
     config::charge(bytes)
 }
 
-/// See the module.
+/// State of two processes and their rings.
 #[derive(Clone)]
 pub struct Pipes {
     exchange: Rc<Exchange>,

@@ -128,7 +128,7 @@ impl World {
 }
 
 impl System for World {
-    /// All possible steps.
+    /// Adds all possible steps to `actions`.
     fn actions(&self, actions: &mut Vec<Action>) {
         actions.clear();
         for (index, flight) in self.network.iter().enumerate() {
@@ -280,7 +280,6 @@ impl System for World {
         key::normalize(self)
     }
 
-    /// Describes a step.
     fn describe(&self, action: Action) -> String {
         let name = |host: u8| char::from(b'A' + host);
         match action {

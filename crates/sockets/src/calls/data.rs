@@ -1,4 +1,4 @@
-//! Reading and writing.
+//! Intercepted calls that read and write data.
 
 use std::sync::atomic::Ordering::Relaxed;
 

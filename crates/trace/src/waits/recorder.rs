@@ -48,7 +48,7 @@ struct Inner {
 pub struct WaitEnd {
     /// Event that the process waited for.
     pub cause: Cause,
-    /// The process's endpoint.
+    /// Endpoint of the process, if it has one.
     pub own: Option<EndpointAddress>,
     /// Sender of the message, or the receiver without room.
     pub peer: Option<EndpointAddress>,

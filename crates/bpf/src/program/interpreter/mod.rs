@@ -19,11 +19,11 @@ const STACK_BYTES: usize = 512;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ring {
     pub(super) room: usize,
-    /// Submitted records.
+    /// Records that the program submitted to the ring.
     pub(super) records: Vec<Vec<u8>>,
 }
 
-/// A program's maps.
+/// Maps that the program uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Maps {
     Ingress {

@@ -339,7 +339,7 @@ impl SimHub {
         }
     }
 
-    /// Counters.
+    /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> ShmStats {
         self.state().own(self.process).stats

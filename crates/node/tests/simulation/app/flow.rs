@@ -30,7 +30,7 @@ pub(super) enum Carrier {
     Memory { conn: ConnId, incarnation: u64 },
 }
 
-/// A running flow.
+/// A flow that has started.
 #[derive(Debug)]
 pub struct Flow {
     pub plan: FlowPlan,

@@ -1,4 +1,4 @@
-//! Injected faults.
+//! Injects faults into processes and the network.
 
 use super::*;
 

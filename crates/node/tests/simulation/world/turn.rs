@@ -19,7 +19,7 @@ const RESTLESS: u32 = 20_000;
 /// Turns of all processes that no run should need.
 const MAX_TURNS: u64 = 2_000_000;
 
-/// A running process.
+/// A process that is running in the simulation.
 #[derive(Debug)]
 pub struct Process {
     pub engine: Engine,
