@@ -137,6 +137,55 @@ fn check_ratios(figure: &str, lines: &[&Value], field: &str) {
     }
 }
 
+/// The figures of a testbed show what was printed.
+fn check_figures(figures: &BTreeMap<&str, &str>, lines: &[Value], testbed: &str) {
+    for (name, bench, y) in [
+        ("latency", "pingpong", "one-way latency, µs"),
+        ("end-to-end", "pingpong", "end-to-end throughput, GB/s"),
+        ("transmission", "stream", "transmission throughput, GB/s"),
+    ] {
+        let figure = figures
+            .get(format!("{name}-{testbed}").as_str())
+            .unwrap_or_else(|| panic!("no {name} of {testbed}"));
+        let expected = expected(lines, bench, testbed);
+        assert!(expected.len() >= 3, "{expected:?}");
+        assert_eq!(drawn(figure), expected, "{name} of {testbed}");
+        for label in ["message size, bytes", y] {
+            assert!(figure.contains(&format!(">{label}</text>")), "{label}");
+        }
+        // End-to-end and transmission throughput never share an axis.
+        assert_eq!(
+            figure.matches("throughput, GB/s</text>").count(),
+            usize::from(y.contains("GB/s"))
+        );
+    }
+    for (name, bench, field) in [
+        ("latency-ratio", "pingpong", "p50_ns"),
+        ("transmission-ratio", "stream", "bytes_per_s"),
+    ] {
+        let figure = figures[format!("{name}-{testbed}").as_str()];
+        let mut others = expected(lines, bench, testbed);
+        others.remove("dipole");
+        assert_eq!(drawn(figure), others, "{name} of {testbed}");
+        let here = |line: &&Value| line["bench"] == bench && line["testbed"] == testbed;
+        check_ratios(
+            figure,
+            &lines.iter().filter(here).collect::<Vec<_>>(),
+            field,
+        );
+    }
+    let distribution = figures[format!("distribution-{testbed}").as_str()];
+    for label in ["share of messages, %", "one-way latency, µs"] {
+        assert!(
+            distribution.contains(&format!(">{label}</text>")),
+            "{label}"
+        );
+    }
+    for (subject, points) in drawn(distribution) {
+        assert!(points >= 5, "{subject} has {points} points");
+    }
+}
+
 #[test]
 fn the_page_shows_in_a_browser_what_was_measured() {
     let Some(browser) = browser("the_page_shows_in_a_browser_what_was_measured") else {
@@ -168,51 +217,7 @@ fn the_page_shows_in_a_browser_what_was_measured() {
         .map(|figure| (attribute(figure, "id"), figure))
         .collect();
     for testbed in ["loopback", "node"] {
-        for (name, bench, y) in [
-            ("latency", "pingpong", "one-way latency, µs"),
-            ("end-to-end", "pingpong", "end-to-end throughput, GB/s"),
-            ("transmission", "stream", "transmission throughput, GB/s"),
-        ] {
-            let figure = figures
-                .get(format!("{name}-{testbed}").as_str())
-                .unwrap_or_else(|| panic!("no {name} of {testbed}"));
-            let expected = expected(&lines, bench, testbed);
-            assert!(expected.len() >= 3, "{expected:?}");
-            assert_eq!(drawn(figure), expected, "{name} of {testbed}");
-            for label in ["message size, bytes", y] {
-                assert!(figure.contains(&format!(">{label}</text>")), "{label}");
-            }
-            // End-to-end and transmission throughput never share an axis.
-            assert_eq!(
-                figure.matches("throughput, GB/s</text>").count(),
-                usize::from(y.contains("GB/s"))
-            );
-        }
-        for (name, bench, field) in [
-            ("latency-ratio", "pingpong", "p50_ns"),
-            ("transmission-ratio", "stream", "bytes_per_s"),
-        ] {
-            let figure = figures[format!("{name}-{testbed}").as_str()];
-            let mut others = expected(&lines, bench, testbed);
-            others.remove("dipole");
-            assert_eq!(drawn(figure), others, "{name} of {testbed}");
-            let here = |line: &&Value| line["bench"] == bench && line["testbed"] == testbed;
-            check_ratios(
-                figure,
-                &lines.iter().filter(here).collect::<Vec<_>>(),
-                field,
-            );
-        }
-        let distribution = figures[format!("distribution-{testbed}").as_str()];
-        for label in ["share of messages, %", "one-way latency, µs"] {
-            assert!(
-                distribution.contains(&format!(">{label}</text>")),
-                "{label}"
-            );
-        }
-        for (subject, points) in drawn(distribution) {
-            assert!(points >= 5, "{subject} has {points} points");
-        }
+        check_figures(&figures, &lines, testbed);
     }
     assert_eq!(figures.len(), 12);
     assert!(check_tables(&dom, &lines) > 300);

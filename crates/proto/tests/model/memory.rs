@@ -194,6 +194,13 @@ impl Default for Owner {
     }
 }
 
+/// Where the data of a piece belong in an operation.
+pub struct PiecePlace {
+    pub offset: u64,
+    pub total: u64,
+    pub has_head: bool,
+}
+
 impl Owner {
     pub fn open_region(&mut self, endpoint: u32) {
         self.region = Some(Region {
@@ -276,10 +283,14 @@ impl Owner {
     pub fn hold(
         &mut self,
         (number, sequence, target): (u32, u64, u32),
-        (offset, total): (u64, u64),
-        has_head: bool,
+        place: PiecePlace,
         bytes: &[u8],
     ) -> Result<(), String> {
+        let PiecePlace {
+            offset,
+            total,
+            has_head,
+        } = place;
         let (head, data) = bytes.split_at(if has_head { OPERATION_BYTES } else { 0 });
         let mut arriving = match self.arriving.remove(&(number, sequence)) {
             Some(arriving) => arriving,

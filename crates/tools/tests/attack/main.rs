@@ -376,6 +376,28 @@ fn attackers_without_the_key_cannot_harm_members() {
     });
     let took = begun.elapsed();
 
+    print_rates(&sent, (&calm, time), (&attacked, took));
+    check_partner(&scene, &one, &first);
+    check_partner(&scene, &two, &second);
+    for (name, what) in [
+        ("forged", "right guesses"),
+        ("replayed", "recorded packets"),
+    ] {
+        let count = dropped(&one.stats(), name) + dropped(&two.stats(), name);
+        assert!(count > 0, "{what} were sent and detected");
+    }
+    check_agents(&scene);
+
+    // The service continues: new processes can join.
+    join(&scene);
+    let over = AtomicBool::new(true);
+    scene.converse(&first, &second, &over);
+    refuse_strangers(&scene);
+}
+
+/// Prints the rates of the attacker and of the partners, in calm and under attack.
+fn print_rates(sent: &Sent, calm: (&Conversation, Duration), attacked: (&Conversation, Duration)) {
+    let took = attacked.1;
     let all: u64 = sent.counts().iter().map(|(_, count)| count).sum();
     for (kind, count) in sent.counts() {
         println!("{count:>10} {kind}");
@@ -385,7 +407,7 @@ fn attackers_without_the_key_cannot_harm_members() {
         rate(all, took),
         sent.cookies.load(Ordering::Relaxed)
     );
-    for (how, talk, took) in [("calm", &calm, time), ("under attack", &attacked, took)] {
+    for (how, (talk, took)) in [("calm", calm), ("under attack", attacked)] {
         let Conversation { messages, cpu } = *talk;
         println!(
             "{how}: {messages} messages in {took:.1?}, {} a second, {} a second of the partners' processor time",
@@ -402,52 +424,50 @@ fn attackers_without_the_key_cannot_harm_members() {
     let to_partners = sent.counts().into_iter();
     let to_partners = to_partners.filter(|(kind, _)| !to_agents.contains(kind));
     let to_partners: u64 = to_partners.map(|(_, count)| count).sum();
-    let messages = calm.cpu.as_secs_f64() / calm.messages as f64 * attacked.messages as f64;
+    let messages = calm.0.cpu.as_secs_f64() / calm.0.messages as f64 * attacked.0.messages as f64;
     println!(
         "{to_partners} packets to the partners, each of which took {:.0} ns of their processor time, if their \
          messages took what they take in calm",
-        (attacked.cpu.as_secs_f64() - messages) / to_partners as f64 * 1e9
+        (attacked.0.cpu.as_secs_f64() - messages) / to_partners as f64 * 1e9
     );
+}
 
-    for (node, stats) in [(&one, one.stats()), (&two, two.stats())] {
-        let id = node.id();
-        for (reason, count) in stats.protocol.drops().filter(|(_, count)| *count > 0) {
-            println!("node {id} dropped {count} {}", reason.name());
-        }
+/// A partner has exactly its partner as a peer, and got nothing else; forged packets were dropped.
+fn check_partner(scene: &Scene, node: &Node, endpoint: &Endpoint) {
+    let stats = node.stats();
+    let id = node.id();
+    for (reason, count) in stats.protocol.drops().filter(|(_, count)| *count > 0) {
+        println!("node {id} dropped {count} {}", reason.name());
+    }
+    assert_eq!(
+        stats.peers, 1,
+        "node {id} has exactly its partner as a peer"
+    );
+    assert!(
+        dropped(&stats, "wrong-key") > 0,
+        "hellos with cookies came to node {id}"
+    );
+    assert!(dropped(&stats, "unknown-connection") > 0);
+    // Only members that left in an orderly way are gone.
+    for departure in node.take_departures() {
         assert_eq!(
-            stats.peers, 1,
-            "node {id} has exactly its partner as a peer"
+            departure.reason,
+            GoneReason::Closed,
+            "node {id}: {departure:?}"
         );
-        assert!(
-            dropped(&stats, "wrong-key") > 0,
-            "hellos with cookies came to node {id}"
-        );
-        assert!(dropped(&stats, "unknown-connection") > 0);
-        // Only members that left in an orderly way are gone.
-        for departure in node.take_departures() {
-            assert_eq!(
-                departure.reason,
-                GoneReason::Closed,
-                "node {id}: {departure:?}"
-            );
-            assert_eq!(departure.node, 1, "node {id}: {departure:?}");
-        }
-        let empty = scene.testbed.inside(id.0, || {
-            let endpoint = if id.0 == 1 { &first } else { &second };
-            endpoint.try_receive().expect("it is open").is_none()
-        });
-        assert!(
-            empty.expect("a node"),
-            "node {id} got more than its partner sent"
-        );
+        assert_eq!(departure.node, 1, "node {id}: {departure:?}");
     }
-    for (name, what) in [
-        ("forged", "right guesses"),
-        ("replayed", "recorded packets"),
-    ] {
-        let count = dropped(&one.stats(), name) + dropped(&two.stats(), name);
-        assert!(count > 0, "{what} were sent and detected");
-    }
+    let empty = scene.testbed.inside(id.0, || {
+        endpoint.try_receive().expect("it is open").is_none()
+    });
+    assert!(
+        empty.expect("a node"),
+        "node {id} got more than its partner sent"
+    );
+}
+
+/// Both agents consider the other up and the stranger as never seen.
+fn check_agents(scene: &Scene) {
     for node in [1, 2] {
         let status = scene.status(node, true).expect("the agent lives");
         let state = |wanted: u32| {
@@ -463,12 +483,6 @@ fn attackers_without_the_key_cannot_harm_members() {
         assert_eq!(state(3), "never seen", "{status}");
         assert!(status["strangers"].as_u64() > Some(0), "{status}");
     }
-
-    // The service continues: new processes can join.
-    join(&scene);
-    let over = AtomicBool::new(true);
-    scene.converse(&first, &second, &over);
-    refuse_strangers(&scene);
 }
 
 /// The packets of a process's session, as a peer received them.

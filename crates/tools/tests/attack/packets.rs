@@ -44,16 +44,38 @@ impl Random {
     }
 }
 
-/// A packet with its header and a valid checksum, and a proof or tag in between if there is one.
-pub(crate) fn packet(
+/// Header fields of a packet.
+struct Head {
     first: u8,
     flags: u8,
     connection: u32,
+    /// Packet number and unit.
     numbers: [u32; 2],
     lanes: u8,
-    body: &[u8],
-    proof_or_tag: Option<&[u8]>,
-) -> Vec<u8> {
+}
+
+impl Head {
+    /// A packet without a number on a lane.
+    fn unnumbered(first: u8, flags: u8, connection: u32) -> Head {
+        Head {
+            first,
+            flags,
+            connection,
+            numbers: [0, 0],
+            lanes: 0xff,
+        }
+    }
+}
+
+/// A packet with its header and a valid checksum, and a proof or tag in between if there is one.
+fn packet(head: &Head, body: &[u8], proof_or_tag: Option<&[u8]>) -> Vec<u8> {
+    let Head {
+        first,
+        flags,
+        connection,
+        numbers,
+        lanes,
+    } = *head;
     let closing = proof_or_tag.unwrap_or_default();
     let length = u16::try_from(32 + body.len() + closing.len() + 4).expect("short");
     let mut bytes = vec![0; 32];
@@ -109,7 +131,7 @@ pub(crate) fn hello(random: &mut Random, connection: u32, cookie: u64, proven: b
         true => (PROVEN, Some(&proof[..])),
         false => (0, None),
     };
-    packet(HELLO, flags, 0, [0, 0], 0xff, &body, proof)
+    packet(&Head::unnumbered(HELLO, flags, 0), &body, proof)
 }
 
 /// The incarnation in the attacker's hellos.
@@ -151,14 +173,21 @@ pub(crate) fn data(random: &mut Random, connection: u32, tagged: bool) -> Vec<u8
     body.extend([0xAA; 16]);
     let numbers = [number, number];
     let tag = tagged.then(|| tag(random));
-    packet(DATA, 0x0b, connection, numbers, 0, &body, tag.as_deref())
+    let head = Head {
+        first: DATA,
+        flags: 0x0b,
+        connection,
+        numbers,
+        lanes: 0,
+    };
+    packet(&head, &body, tag.as_deref())
 }
 
 /// A goodbye on behalf of another node.
 pub(crate) fn bye(random: &mut Random, connection: u32, tagged: bool) -> Vec<u8> {
     let body = random.next().to_le_bytes();
     let tag = tagged.then(|| tag(random));
-    packet(BYE, 0, connection, [0, 0], 0xff, &body, tag.as_deref())
+    packet(&Head::unnumbered(BYE, 0, connection), &body, tag.as_deref())
 }
 
 /// A packet that reports an unknown connection.
@@ -170,7 +199,7 @@ pub(crate) fn reset(random: &mut Random, connection: u32, proven: bool) -> Vec<u
         true => (PROVEN, Some(&proof[..])),
         false => (0, None),
     };
-    packet(RESET, flags, 0, [0, 0], 0xff, &body, proof)
+    packet(&Head::unnumbered(RESET, flags, 0), &body, proof)
 }
 
 /// A control packet as sent by a node without a key, or with a key of its own.

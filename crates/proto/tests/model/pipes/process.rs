@@ -8,7 +8,7 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 
 use super::{Exchange, LONG_BYTES, NOW, READ_AT_ONCE, WHOLE_BYTES};
 use crate::model::explore::GONE;
-use crate::model::memory::{ANSWERS, Answer, Ask, Asking, Concluded, Owner, data_byte};
+use crate::model::memory::{ANSWERS, Answer, Ask, Asking, Concluded, Owner, PiecePlace, data_byte};
 
 #[derive(Clone, Debug, Hash)]
 pub(super) struct Record {
@@ -45,6 +45,19 @@ pub(super) struct Held {
     pub(super) mark: [u8; 2],
     pub(super) got: u64,
     pub(super) total: u64,
+}
+
+impl Held {
+    fn add(&mut self, piece: &[u8]) -> Result<(), String> {
+        self.got += piece.len() as u64;
+        if piece.len() >= 2 {
+            self.mark.copy_from_slice(&piece[..2]);
+        }
+        match self.got > self.total {
+            true => Err("more pieces than the message has bytes".into()),
+            false => Ok(()),
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -331,19 +344,17 @@ impl Process {
                 } => {
                     if operation || self.owner.is_arriving((edge.index, sequence)) {
                         let of = (edge.index, sequence, target);
-                        let bytes = &record[bytes];
-                        self.owner.hold(of, (offset, total), operation, bytes)?;
+                        let place = PiecePlace {
+                            offset,
+                            total,
+                            has_head: operation,
+                        };
+                        self.owner.hold(of, place, &record[bytes])?;
                         continue;
                     }
                     let held = self.held.entry((edge.index, sequence)).or_default();
                     (held.target, held.total) = (target, total);
-                    held.got += bytes.len() as u64;
-                    if bytes.len() >= 2 {
-                        held.mark.copy_from_slice(&record[bytes][..2]);
-                    }
-                    if held.got > total {
-                        return Err("more pieces than the message has bytes".into());
-                    }
+                    held.add(&record[bytes])?;
                 }
                 Event::Complete {
                     edge,
@@ -389,8 +400,7 @@ impl Process {
                     bytes,
                 } => {
                     let of = (edge, source, target);
-                    let whole = &record[bytes];
-                    let concluded = self.owner.whole(&mut self.asking, of, whole)?;
+                    let concluded = self.owner.whole(&mut self.asking, of, &record[bytes])?;
                     self.concluded(target, concluded);
                 }
                 Event::Refused { .. } => self.was_refused = true,
