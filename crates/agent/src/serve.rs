@@ -62,7 +62,7 @@ struct Seen {
     since: Instant,
 }
 
-/// Sockets that are polled besides the directory's.
+/// Sockets that are polled in addition to the directory's.
 struct Control {
     /// Clients connect here to read the status.
     status: UnixListener,

@@ -85,7 +85,7 @@ pub enum GrantError {
 pub enum GrantEvent {
     /// The grant is still valid.
     Unchanged,
-    /// The broker is gone. The ring is no longer filled (what lies in it is good), and the socket
+    /// The broker is gone. The ring is no longer filled (its content remains valid), and the socket
     /// for raw frames must not be used any more: nothing checks its frames.
     Lost,
     /// A broker fills the same ring again; [`Grant::take_sender`] may have a new socket.
@@ -349,7 +349,7 @@ impl Grant {
         };
         match accepted(&self.path, received) {
             Ok(accepted) => {
-                // The ring that came along is the one that was passed.
+                // The received ring is the one that was passed.
                 self.sender = accepted.sender;
                 self.granted = accepted.granted;
                 self.state = State::Granted(connection);

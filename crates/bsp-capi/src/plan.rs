@@ -197,7 +197,7 @@ impl Reshuffle {
             let transfer = message.transfer();
             let transport = self.transport(process, message, in_place);
             let (to, start) = (transfer.peer, transfer.range.start);
-            // SAFETY: the message lies inside the memory for all outgoing messages.
+            // SAFETY: the message is inside the memory for all outgoing messages.
             let start_there = unsafe { packed.add(start) };
             let mut from = start_there.cast_const();
             let mut whole = None;
@@ -255,7 +255,7 @@ impl Reshuffle {
             }
             match transport {
                 Transport::Put => {
-                    // SAFETY: the message lies inside the memory for all incoming messages, which is
+                    // SAFETY: the message is inside the memory for all incoming messages, which is
                     // written in `sync` only.
                     let packed = unsafe {
                         let all = self.incoming.as_ptr().cast::<[u8; UNIT]>();

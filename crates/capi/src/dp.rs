@@ -49,7 +49,7 @@ pub unsafe extern "C" fn dp_write(fd: c_int, msg: *const c_void, len: c_int) -> 
     })
 }
 
-/// Waits for the next message; returns its length and stores where it lies.
+/// Waits for the next message; returns its length and stores its address.
 ///
 /// # Safety
 /// `address` is null or valid for writes.
@@ -92,7 +92,7 @@ pub extern "C" fn dp_fsync(fd: c_int, n: c_int) -> c_int {
     })
 }
 
-/// Gives an endpoint a token buffer pool of a size; stores where it lies.
+/// Gives an endpoint a token buffer pool of a size; stores its address.
 ///
 /// # Safety
 /// `tbp` is null or points to a struct of the size that it states.

@@ -430,7 +430,7 @@ pub(crate) unsafe fn read_struct<T: Versioned>(theirs: *const T) -> Result<T, Fa
     let known = size_of::<T>();
     let mut ours = T::EMPTY;
     for offset in known..size {
-        // SAFETY: the byte lies within the struct by contract.
+        // SAFETY: the byte is within the struct by contract.
         if unsafe { theirs.cast::<u8>().add(offset).read() } != 0 {
             return Err(Failure::StructTooNew {
                 what: T::NAME,

@@ -39,7 +39,7 @@ pub(crate) fn timeout(flags: c_int, timeout_ns: i64) -> Timeout {
 }
 
 /// Runs `attempt` with the timeout of a call on a descriptor, and again if the descriptor turns out
-/// to block. `is_timeout` recognizes failures for lack of time, which must not have changed anything;
+/// to block. `is_timeout` recognizes time-outs, which must not have changed anything;
 /// `describe` describes the wait.
 #[inline]
 fn with_timeout<A>(

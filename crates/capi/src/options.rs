@@ -82,7 +82,7 @@ pub struct Pool {
     pub size: usize,
     /// In: requested bytes; out: bytes of the pool.
     pub bytes: usize,
-    /// Where the pool lies.
+    /// Address of the pool.
     pub base: *const c_void,
 }
 

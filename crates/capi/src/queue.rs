@@ -48,7 +48,7 @@ pub struct Completion {
     pub reserved: u32,
     /// The sender of a message.
     pub source: Address,
-    /// Where a message lies.
+    /// Address of a message.
     pub message: *const c_void,
     /// The length of a message.
     pub length: usize,

@@ -58,7 +58,7 @@ impl Drop for OpenRegion {
 pub struct Notification {
     /// Key of the region.
     pub key: u64,
-    /// Where the data lies.
+    /// Address of the data.
     pub offset: u64,
     /// The length of the data.
     pub length: u64,

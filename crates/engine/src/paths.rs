@@ -111,7 +111,7 @@ impl fmt::Display for Paths {
 }
 
 impl Engine {
-    /// Number of times that a peer came or went, or a path changed.
+    /// Number of times that a peer connected or left, or a path changed.
     #[inline]
     pub fn link_changes(&self) -> u64 {
         self.core.peers.changes()

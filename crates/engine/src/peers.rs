@@ -26,7 +26,7 @@ pub(super) struct Peers {
     suspects: Vec<PeerId>,
     /// Path changes that have not been logged yet.
     path_changes: Vec<(PeerId, PathChange)>,
-    /// Number of times that a peer came or went, or a path changed.
+    /// Number of times that a peer connected or left, or a path changed.
     changes: u64,
 }
 
@@ -80,7 +80,7 @@ impl Peers {
         self.changes += 1;
     }
 
-    /// Number of times that a peer came or went, or a path changed.
+    /// Number of times that a peer connected or left, or a path changed.
     #[inline]
     pub(super) fn changes(&self) -> u64 {
         self.changes

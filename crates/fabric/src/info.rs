@@ -120,7 +120,7 @@ impl Offer {
         }
     }
 
-    /// Restricts the offer to what the program requests; the error says why that is impossible.
+    /// Restricts the offer to what the program requests; the error contains the reason if that is impossible.
     ///
     /// # Safety
     /// The pointers of `hints` are null or valid, as libfabric passes them.
@@ -253,7 +253,7 @@ impl Offer {
         Ok(())
     }
 
-    /// Allocates every part by itself, because libfabric frees them one by one.
+    /// Allocates every part separately, because libfabric frees them one by one.
     fn allocate(self) -> Result<*mut Info, Failure> {
         let fabric = FabricAttr {
             fabric: ptr::null_mut(),

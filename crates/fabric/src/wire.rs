@@ -1,4 +1,4 @@
-//! Messages between endpoints: a head, then the payload or the place where it lies.
+//! Messages between endpoints: a head, then the payload or its location.
 
 use dipole_node::RegionKey;
 use zerocopy::little_endian::U64;
@@ -103,7 +103,7 @@ impl Head {
     }
 }
 
-/// Where an offered message lies.
+/// Location of an offered message.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

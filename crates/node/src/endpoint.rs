@@ -223,7 +223,7 @@ impl Endpoint {
         let edge = self
             .open_edge(to)
             .map_err(|error| target_error(error, to))?;
-        // The edge fails by itself after `connect_timeout`.
+        // The edge fails on its own after `connect_timeout`.
         let opened = self.inner.wait_target(edge.id(), to, Timeout::Infinite);
         if let Err(error) = opened {
             // Dropping the edge leaves the error as its only owner.

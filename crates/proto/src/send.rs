@@ -1,6 +1,6 @@
 //! The send window of a session: which units are queued, in flight, or to be retransmitted.
 //!
-//! A unit is the reliable content of one packet. It lies in a slot (a frame of the caller) from
+//! A unit is the reliable content of one packet. It is in a slot (a frame of the caller) from
 //! [`SendWindow::queue`] until it has arrived. The window works on unit numbers and slots; it has
 //! no clock and sees no bytes. Spec §5.2.
 
@@ -272,7 +272,7 @@ impl SendWindow {
         if self.flying >= allowed {
             return None;
         }
-        // While the oldest unit is missing, the receiver may drop everything else for lack of room.
+        // While the oldest unit is missing, the receiver may drop everything else because its pool is full.
         let part = self.lost_part();
         let is_oldest = part.is_some_and(|(piece, _)| piece.unit == self.base);
         while !is_oldest && let Some(unit) = self.repeats.pop_front() {

@@ -100,7 +100,7 @@ pub(crate) struct Renewal {
     pub(crate) cookie: u64,
     /// When the next hello is sent.
     pub(crate) hello_at: Instant,
-    /// A reset said that the keys differ. It is not authenticated.
+    /// An unauthenticated reset reported that the keys differ.
     pub(crate) refused: bool,
     /// When the session ends without a proof.
     pub(crate) until: Instant,

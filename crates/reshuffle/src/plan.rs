@@ -16,7 +16,7 @@ pub trait Exchange<T> {
     /// Memory for everything that this process sends.
     fn outgoing(&mut self) -> &mut [T];
 
-    /// Sends a part of it as the transfer says. Called in the order of the rounds. The data need not leave
+    /// Sends the part of it that the transfer describes. Called in the order of the rounds. The data need not leave
     /// before [`finish`](Self::finish).
     ///
     /// # Errors

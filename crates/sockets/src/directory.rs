@@ -66,7 +66,7 @@ impl Offer {
         }
         OFFERS.fetch_sub(1, AcqRel);
         // SAFETY: borrowed for one call. The program may have closed the number and used it again:
-        // `fstat` tells, and a file that is not ours is left alone.
+        // `fstat` shows whether the file is ours; others are left alone.
         let memory = unsafe { BorrowedFd::borrow_raw(number) };
         let is_ours =
             fstat(memory).is_ok_and(|found| (found.st_dev, found.st_ino) == self.identity);

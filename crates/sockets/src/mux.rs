@@ -1,7 +1,7 @@
 //! One direction of a connection whose ends share memory: which of its bytes go over TCP, which
 //! through shared memory, and in what order. `docs/design/sockets.md` §2.
 //!
-//! TCP remains the byte stream. A *record* says that at position P of the TCP stream there are
+//! TCP remains the byte stream. A *record* states that at position P of the TCP stream there are
 //! [`MARKER`] bytes of ours, in place of which N bytes from the ring are to be read. A record is
 //! published before its marker is sent, and only while no reader takes bytes without knowing
 //! where the next marker is; one compare-and-swap of the *gate* ensures both. The kernel decides
@@ -264,7 +264,7 @@ impl<'a> Direction<'a> {
         Ok(got)
     }
 
-    /// Reads one piece, from TCP or from the ring; the flag says whether more may follow.
+    /// Reads one piece, from TCP or from the ring; the flag is true if more may follow.
     fn read_some(&self, to: &mut [u8], stream: &mut impl Stream) -> Result<(usize, bool), Errno> {
         let gate = self.word(GATE);
         let position = self.word(POSITION);
@@ -406,7 +406,7 @@ impl<'a> Direction<'a> {
     }
 
     /// Locks the reading side against other threads and processes with this connection. `me` is
-    /// the thread id; `alive` tells whether another thread still exists.
+    /// the thread id; `alive` is true if another thread still exists.
     ///
     /// # Errors
     /// `AGAIN` in a signal handler that interrupted its own thread's read.

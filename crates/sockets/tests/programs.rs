@@ -216,7 +216,7 @@ fn iperf3_moves_all_its_bytes() {
                     let client = client.args(&all).spawn().expect("the client starts");
                     let ended = ended_within(client, LIMIT);
                     let report = String::from_utf8_lossy(&ended.stdout).into_owned();
-                    // It tells its client that a test is over before it accepts another one.
+                    // It notifies its client that a test is over before it accepts another one.
                     let busy = report.contains("the server is busy running a test");
                     assert!(!busy || begun.elapsed() < LIMIT, "{report}");
                     if !busy {

@@ -108,7 +108,7 @@ impl<E: Borrow<Endpoint>> Stream<E> {
         Ok(stream)
     }
 
-    /// Asks the interface to open the stream. Returns the edge to the stream's endpoint there.
+    /// Requests the interface to open the stream. Returns the edge to the stream's endpoint there.
     fn request_open(&self, open: &Message<'_>) -> Result<Edge, StreamError> {
         let interface = self.endpoint.borrow().edge(self.interface)?;
         interface.send_timeout(&open.encode(), self.timeout)?;

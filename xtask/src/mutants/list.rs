@@ -30,7 +30,7 @@ impl Mutant {
     /// The source with the bug.
     ///
     /// # Errors
-    /// The snippet does not occur exactly once; the text says what to do.
+    /// The snippet does not occur exactly once; the text contains advice.
     pub(crate) fn mutate(&self, source: &str) -> Result<String, String> {
         match source.matches(self.snippet).count() {
             1 => Ok(source.replacen(self.snippet, self.replacement, 1)),

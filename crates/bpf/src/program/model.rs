@@ -97,7 +97,7 @@ fn word(frame: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes([bytes[0], bytes[1]]))
 }
 
-/// The rules; `None` for a packet that is passed on uncounted. `ours` tells whether a ring exists.
+/// The rules; `None` for a packet that is passed on uncounted. `ours` is true if a ring exists.
 pub(crate) fn fate(
     frame: &[u8],
     around: Around,

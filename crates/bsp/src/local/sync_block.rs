@@ -108,7 +108,7 @@ impl<'a> SyncBlock<'a> {
         }
     }
 
-    /// Size of the sync blocks of such a program.
+    /// Size of the sync blocks of a program with this number of ranks.
     pub(crate) fn bytes(size: u32, local_ranks: usize) -> usize {
         let table = 2 * words(size) + local_ranks;
         (TABLES + 8 * (2 * table + local_ranks)).next_multiple_of(4096)

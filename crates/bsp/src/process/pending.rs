@@ -34,7 +34,7 @@ pub(super) struct RemoteCalls {
 }
 
 /// Calls of this superstep. `send_to` contains every rank for which there is a record or a write, wherever
-/// that is kept; `get_from` contains every rank that a record asks for data.
+/// that is kept; `get_from` contains every rank from which a record requests data.
 #[derive(Debug)]
 pub(super) struct PendingCalls {
     send_to: Ranks,

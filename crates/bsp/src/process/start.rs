@@ -251,7 +251,7 @@ impl<C: Carrier> Process<C> {
             }
         };
         if rank >= participants {
-            // Rank 0 waits for this before it goes on.
+            // Rank 0 waits for this before it continues.
             let head = Head::new(Kind::Start, 0);
             carrier.send(0, head.encode().to_vec())?;
             carrier.close(Duration::from_secs(5));

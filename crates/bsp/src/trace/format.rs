@@ -110,7 +110,7 @@ pub struct Step {
     pub repeats: u32,
     /// Packets that only requested an acknowledgement.
     pub ack_requests: u32,
-    /// How often there was no room to send, for lack of credit or window.
+    /// Number of times that nothing could be sent, because credit or window was used up.
     pub stalls: u32,
     /// Bytes that this rank put or sent, by rank.
     pub put: Vec<(u32, u64)>,

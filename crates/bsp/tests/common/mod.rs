@@ -474,7 +474,7 @@ fn act<C: Carrier>(
             let place = memory[*into..into + length].as_mut_ptr();
             let area = handle(memory);
             let (of, at, length) = (number(*of), *at as u64, *length as u64);
-            // SAFETY: the range lies inside memory that lives until the program has ended.
+            // SAFETY: the range is inside memory that lives until the program has ended.
             unsafe {
                 match is_unbuffered {
                     true => process.get_unbuffered(of, area, at, place, length),

@@ -197,7 +197,7 @@ impl Receives {
         Some(part)
     }
 
-    /// Keeps a message that came from the network, in place or as a copy.
+    /// Keeps a message that arrived from the network, in place or as a copy.
     fn keep_message(&mut self, head: Head, from: u64, message: Message) {
         let body = match self.in_place < MAX_IN_PLACE {
             true => {

@@ -35,7 +35,7 @@ static void sleep_until_readable(int fd)
     CHECK(epoll_wait(epoll_fd, &event, 1, LIMIT_MS) == 1, "nothing came");
 }
 
-/* Waits for the next completion as the manual says. */
+/* Waits for the next completion as described in the manual. */
 static struct fi_cq_tagged_entry next(int fails)
 {
     struct fi_cq_tagged_entry entry = {0};

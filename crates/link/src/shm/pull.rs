@@ -99,7 +99,7 @@ pub struct PullRange {
     pub length: usize,
 }
 
-/// Maximum ranges per system call, besides the probe (`IOV_MAX`).
+/// Maximum ranges per system call, not counting the probe (`IOV_MAX`).
 pub const MAX_RANGES_PER_CALL: usize = 1023;
 
 /// Reads many ranges in as few calls as possible; otherwise like [`pull`].

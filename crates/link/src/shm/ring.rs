@@ -111,7 +111,7 @@ pub(super) struct Producer<M = Mapped> {
     wide_freed: u64,
     /// Positions of the areas after each slot.
     ends: Box<[(u64, u64)]>,
-    /// The consumer has been requested to send a wake-up.
+    /// The consumer must send a wake-up when there is room.
     wanted: bool,
     /// It has returned something since then, which has not been reported.
     room_available: bool,

@@ -252,7 +252,7 @@ fn serve(service: &Service, warning: &mut WarningInterval) -> Next {
                 services.remove(&service.key);
                 return Next::End;
             }
-            // A user came back in the meantime, perhaps with another address.
+            // A user returned in the meantime, perhaps with another address.
             return Next::Again;
         }
         for (socket, responder) in &sockets {

@@ -21,7 +21,7 @@ pub enum Query {
     Liveness(u64),
     /// Which node is this? The reply is as long as the query.
     Probe,
-    /// Asks the serving process to make room for the node's agent. It has no reply.
+    /// Requests the serving process to make room for the node's agent. It has no reply.
     Yield,
 }
 

@@ -44,7 +44,7 @@ impl Inlet {
 }
 
 impl World {
-    /// Tells the flows of a node which peers are gone.
+    /// Informs the flows of a node which peers are gone.
     pub fn departures(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
         for gone in process.engine.take_departures() {
             let Departure { node, reason, .. } = gone;

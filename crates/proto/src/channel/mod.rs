@@ -123,7 +123,7 @@ impl MessagePiece {
 pub(crate) enum Placed {
     /// A whole message that is next in order: the caller delivers it.
     Deliver,
-    /// An event says where to store it.
+    /// An event requests a place for it.
     Held,
     /// No endpoint accepts it.
     Discarded,
@@ -218,7 +218,7 @@ impl Channel {
         )
     }
 
-    /// The peer is about to learn of an outgoing edge.
+    /// Called before an outgoing edge is announced to the peer.
     pub(crate) fn set_introduced(&mut self, edge: EdgeId) {
         if let Some(out) = self.out_mut(edge) {
             out.set_known();

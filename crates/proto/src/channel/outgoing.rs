@@ -129,7 +129,7 @@ impl EdgeOut {
         self.is_known
     }
 
-    /// The peer is about to learn of this edge.
+    /// Called before this edge is announced to the peer.
     pub(crate) fn set_known(&mut self) {
         self.is_known = true;
     }

@@ -14,7 +14,7 @@ pub(crate) struct Liveness {
     keepalive_at: Instant,
     /// When an idle peer loses its place to another one, unless it replies.
     evict_at: Instant,
-    /// The application wants to learn soon if the peer dies.
+    /// The application requires early detection of the peer's death.
     is_watched: bool,
 }
 

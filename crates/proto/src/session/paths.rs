@@ -73,7 +73,7 @@ pub(super) struct Paths {
     sent_unproven: u64,
     /// Index of the lane on which the next bulk packets leave.
     next_bulk_lane: usize,
-    /// Index of the lane that leads to where the newest packet came from: replies go there.
+    /// Index of the lane to the source of the newest packet; replies use it.
     reply_lane: usize,
 }
 

@@ -1,4 +1,4 @@
-//! When units in flight are retransmitted for lack of news: round-trip estimate and tail timer.
+//! Decides when unacknowledged units are retransmitted: round-trip estimate and tail timer.
 //! Spec §6.1, §6.3.
 
 use crate::backoff::Backoff;

@@ -196,7 +196,7 @@ impl<'a> Symbols<'a> {
             },
         );
         for function in &mut found {
-            // Any program may have such a name.
+            // Any program may have this name.
             function.name = function.name.replace(char::is_control, "\u{fffd}");
         }
         self.known.insert(key, found.clone());

@@ -281,7 +281,7 @@ pub(super) fn timeline(files: &[WaitFile], path: &Path) -> Result<(), Failure> {
     write_lanes(&lanes, BufWriter::new(file)).map_err(|cause| cannot_write(path, &cause))
 }
 
-/// Waits of one process; concurrent waits of several threads go on separate tracks.
+/// Waits of one process; concurrent waits of several threads are on separate tracks.
 fn lanes(node: &str, name: &str, mut slices: Vec<Slice>) -> Vec<Lane> {
     slices.sort_by_key(|slice| (slice.from_ns, slice.to_ns));
     let mut lanes: Vec<Lane> = Vec::new();

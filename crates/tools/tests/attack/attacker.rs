@@ -69,7 +69,7 @@ impl Raw {
     }
 }
 
-/// Attacks two victims until told to stop.
+/// Attacks two victims until it is stopped.
 pub(crate) fn attack(
     testbed: &Testbed,
     node: u32,

@@ -234,7 +234,7 @@ fn a_wrong_hosts_file_is_broken_and_wrong_usage_is_something_else() {
         "DIPOLE_NID",
     ];
     report.expect("hosts file", "this machine", "broken", &words);
-    // The missing line is that of this node, which says nothing about other nodes.
+    // The missing line is that of this node; other nodes are not affected.
     report.expect("route", "node 5", "good", &["leave from 127.0.0.1"]);
     let mut command = place.command(DIPOLE);
     command
