@@ -42,10 +42,10 @@ struct Agent<'a> {
     members_sockets: Vec<UdpSocket>,
     address: SocketAddr,
     given_rules: Option<PathBuf>,
-    /// None without a cluster key.
+    /// `None` without a cluster key.
     callers: Option<Callers>,
     membership: Membership,
-    /// None if only the hosts file lists the nodes.
+    /// `None` if only the hosts file lists the nodes.
     announcer: Option<Announcer>,
     nodes: Nodes,
     paths: Paths,

@@ -118,7 +118,7 @@ pub struct Worker {
 
 enum WorkerPlace {
     Here(Local),
-    /// On another host.
+    /// The worker runs on another host.
     There(RemoteWorker),
 }
 

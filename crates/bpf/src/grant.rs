@@ -111,7 +111,7 @@ enum State {
         connection: OwnedFd,
         until_ns: u64,
     },
-    /// Without a broker until the next request.
+    /// No ring is granted; the next request is sent later.
     Lost {
         until_ns: Option<u64>,
     },

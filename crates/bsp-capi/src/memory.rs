@@ -29,9 +29,9 @@ struct Transfer<R, S> {
 /// When the bytes are moved.
 #[derive(Clone, Copy)]
 enum When {
-    /// At the end of the superstep.
+    /// The bytes are copied at the end of the superstep.
     End,
-    /// At any time until the superstep ends.
+    /// The bytes may be copied at any time until the superstep ends.
     Anytime,
     /// Before the call returns.
     Now,
@@ -43,7 +43,7 @@ enum When {
 unsafe fn put<R: Rank, S: Size>(it: Transfer<R, S>, from: *const c_void, handle: *const c_void) {
     call(it.name, |part| {
         let bytes = it.bytes.number("the number of bytes")?;
-        // Without bytes, nothing else is checked.
+        // For 0 bytes, nothing else is checked.
         if bytes == 0 {
             return Ok(());
         }

@@ -17,7 +17,7 @@ use crate::{handle, message};
 
 /// A time of zero in options, where 0 selects the default.
 pub const DP_ZERO_NS: i64 = -1;
-/// For `dp_open_with`: any free endpoint number.
+/// Endpoint number for `dp_open_with`: any free one.
 pub const DP_ANY: u32 = dipole_node::EndpointId::ANY.0;
 /// For `dp_open_with`: calls on the descriptor do not wait.
 pub const DP_NONBLOCK: u32 = 1;

@@ -24,7 +24,7 @@ pub const DP_GET: c_int = 2;
 pub const DP_FETCH_ADD: c_int = 3;
 /// Replaces a word that has an expected value.
 pub const DP_COMPARE_SWAP: c_int = 4;
-/// For a put: notify the owner.
+/// Flag of a put: notify the owner.
 pub const DP_NOTIFY: c_int = 1;
 /// Peers may write into the region.
 pub const DP_ALLOW_PUT: c_int = 1;
@@ -232,7 +232,7 @@ pub unsafe extern "C" fn dp_put_notify(
 pub struct PostedOperation {
     /// [`DP_PUT`], [`DP_GET`], [`DP_FETCH_ADD`] or [`DP_COMPARE_SWAP`].
     pub kind: c_int,
-    /// Of a put: [`DP_NOTIFY`] or 0.
+    /// [`DP_NOTIFY`] for a put with notice, otherwise 0.
     pub flags: c_int,
     /// Key of the region.
     pub key: u64,

@@ -251,7 +251,7 @@ pub(crate) struct Token {
     pub(crate) message: Message,
 }
 
-// Both are moved once or twice per message.
+// Both types are moved once or twice per message.
 const _: () = assert!(size_of::<Message>() <= 32 && size_of::<Token>() <= 48);
 
 /// The unread messages of an endpoint.

@@ -46,7 +46,7 @@ pub struct Paths {
     pub node: NodeId,
     /// Incarnation of the peer.
     pub incarnation: u64,
-    /// In the order of the peer's interfaces.
+    /// Paths in the order of the peer's interfaces.
     pub pairs: Vec<Path>,
 }
 

@@ -56,7 +56,7 @@ pub struct Matcher<R, U> {
     ignored: u64,
 }
 
-/// At most so many tag bits are left out of hashing.
+/// Maximum number of tag bits that hashing ignores.
 const MAX_IGNORED_BITS: u32 = 8;
 
 impl<R, U> Default for Matcher<R, U> {

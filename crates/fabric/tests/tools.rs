@@ -188,7 +188,7 @@ fn unsupported_calls_and_hints_are_logged_once() {
     let done = run(&mut command);
     let text = &done.err;
     assert!(done.status.success(), "{done:?}");
-    // Both processes call it.
+    // Both processes call `scalable_ep`.
     let message = "a program called scalable_ep, which this provider does not offer";
     assert_eq!(text.matches(message).count(), 2, "{text}");
     assert!(

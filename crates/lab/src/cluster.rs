@@ -113,7 +113,7 @@ impl Setup {
 /// Number of bytes from each process to each other.
 #[derive(Clone, Debug)]
 pub(crate) struct Relation {
-    /// By sender and receiver.
+    /// Bytes by sender and receiver.
     pub(crate) bytes: Vec<Vec<usize>>,
 }
 
@@ -207,7 +207,7 @@ pub(crate) struct Exchange {
 /// Schedule by which a process sends its chunks.
 enum Leaving {
     Paced(Pace),
-    /// At a random moment of each interval.
+    /// Each chunk leaves at a random moment of its interval.
     Random {
         interval_ns: f64,
         /// Beginning of the next interval.

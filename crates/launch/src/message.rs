@@ -107,7 +107,7 @@ impl Ending {
     }
 }
 
-/// From launcher to shim.
+/// Message from launcher to shim.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ToShim {
     Start(Box<Start>),
@@ -123,7 +123,7 @@ pub(super) enum ToShim {
     Key(Secret),
 }
 
-/// From shim to launcher.
+/// Message from shim to launcher.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ToLauncher {
     /// Always the first message and the first variant, so that versions can be compared.

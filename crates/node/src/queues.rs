@@ -28,7 +28,7 @@ pub enum Completion {
         context: Context,
         /// For fetch-and-add and compare-and-swap: the previous value of the word.
         value: u64,
-        /// For a get: the bytes read.
+        /// The bytes read by a get; otherwise empty.
         data: Data,
     },
     /// A posted operation failed.

@@ -306,7 +306,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// For any size of buffer.
+        /// Tests every size of the buffer.
         #[test]
         fn unpacking_in_parts_gives_the_same_as_unpacking_the_whole(
             extents in (1_usize..40, 1_usize..60),

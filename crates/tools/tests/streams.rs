@@ -27,7 +27,7 @@ enum To {
 /// A command line, and whether it prints something where no process runs.
 const COMMANDS: [(&str, bool); 24] = [
     ("run -n 1 echo words", true),
-    // With a peer, below.
+    // The test below runs these commands with a peer.
     ("send 1:7 --timeout 0 /dev/null", false),
     ("recv 2:7", false),
     (

@@ -101,7 +101,7 @@ pub(crate) struct PacketAuth {
 }
 
 impl PacketAuth {
-    /// For this run of a node's agent.
+    /// Creates the keys for one run of a node's agent.
     pub(crate) fn new(key: Option<&ClusterKey>, node: u32, run: u64, port: u16) -> PacketAuth {
         PacketAuth {
             authenticator: Authenticator::new(key),

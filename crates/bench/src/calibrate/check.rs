@@ -230,7 +230,7 @@ impl Record for CheckRow {
 pub(super) struct Alongside {
     bytes: &'static [usize],
     each: Duration,
-    /// By link and length.
+    /// Measured values, indexed by link and length.
     measured: Vec<Vec<Vec<f64>>>,
 }
 

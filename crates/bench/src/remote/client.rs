@@ -213,7 +213,7 @@ impl RemoteWorker {
                 Answer::Ended { number, how } if number == self.number => {
                     return Err(self.lost(how));
                 }
-                // Of an earlier job.
+                // These messages belong to an earlier job.
                 Answer::Line { .. } | Answer::Ended { .. } => {}
                 Answer::Refused { why } => return Err(self.lost(format!("refuses: {why}"))),
                 Answer::Welcome(_) | Answer::Alive => {}

@@ -27,7 +27,7 @@ pub(crate) enum Reason {
 }
 
 impl Reason {
-    /// In the order of their numbers.
+    /// All reasons in the order of their numbers.
     pub(crate) const ALL: [Self; 8] = [
         Self::Deposited,
         Self::Full,

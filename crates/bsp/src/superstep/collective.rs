@@ -48,7 +48,7 @@ pub struct CollectiveCalls {
     pub pushes: Vec<Part>,
 }
 
-/// In what two ranks differ.
+/// How the collective calls of two ranks differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
     /// One rank called `bsp_sync`, the other `bsp_end`.

@@ -128,7 +128,7 @@ pub(crate) struct UnexpectedMessage {
 }
 
 enum Body {
-    /// In the node's buffers.
+    /// The message is in the node's buffers.
     InPlace(Message),
     Copied(Box<[u8]>),
     /// Still with its sender.

@@ -72,9 +72,9 @@ pub struct Presence {
 pub struct ProbeLength(usize);
 
 impl ProbeLength {
-    /// As long as any query.
+    /// Length of a query.
     pub const SHORTEST: ProbeLength = ProbeLength(QUERY_BYTES);
-    /// As long as the longest frame of a link.
+    /// Length of the longest frame of a link.
     pub const LONGEST: ProbeLength = ProbeLength(dipole_link::udp::MAX_FRAME_BYTES);
 
     /// The closest valid length.

@@ -27,7 +27,7 @@ pub struct Scenario {
     pub memory: SharedMemoryConfig,
     pub nodes: Vec<NodePlan>,
     pub flows: Vec<FlowPlan>,
-    /// In order of time.
+    /// Faults in order of time.
     pub faults: Vec<(u64, Fault)>,
     /// There are no faults after this time.
     pub calm_at_ns: u64,

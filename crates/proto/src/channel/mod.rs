@@ -53,9 +53,9 @@ pub(crate) enum Notice {
 pub(crate) enum Urgency {
     /// There is nothing new to send.
     None,
-    /// With the next packets, or after `ack_delay_ns`.
+    /// Send it with the next packets, or after `ack_delay_ns`.
     Soon,
-    /// At once, because the peer is waiting.
+    /// Send it immediately, because the peer is waiting.
     Now,
 }
 

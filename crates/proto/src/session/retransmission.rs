@@ -16,7 +16,7 @@ pub(crate) struct Retransmission {
     arrivals: u64,
     /// Retransmissions that may exceed the pace: the first and last piece of a tail.
     unpaced: u32,
-    /// Those avoid lanes with recent time-outs.
+    /// Unpaced retransmissions avoid lanes with recent time-outs.
     is_detour: bool,
 }
 

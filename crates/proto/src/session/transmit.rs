@@ -515,7 +515,7 @@ impl Session {
                 end += emit_credit_request(&mut bytes[end..], waiting.key, waiting.request);
             }
         }
-        // Those that did not fit come first next time.
+        // Requests that did not fit come first next time.
         self.channel.credit_requests_sent(sent);
         end
     }

@@ -64,7 +64,7 @@ impl EdgeKey {
     /// Lives are numbered modulo this.
     pub const LIVES: u8 = 64;
 
-    /// Both endpoints, source first.
+    /// Returns both endpoints, source first.
     #[must_use]
     pub fn ends(self) -> (u32, u32) {
         (self.source, self.target)
