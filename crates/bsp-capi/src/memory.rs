@@ -33,7 +33,7 @@ enum When {
     End,
     /// The bytes may be copied at any time until the superstep ends.
     Anytime,
-    /// Before the call returns.
+    /// The bytes are copied before the call returns.
     Now,
 }
 

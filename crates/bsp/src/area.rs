@@ -16,7 +16,7 @@ const WORD_BYTES: usize = 8;
 /// When the bytes of a put are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PutMode {
-    /// Before the call returns (`bsp_put`).
+    /// The bytes are copied before the call returns (`bsp_put`).
     Buffered,
     /// At any time until the superstep ends, without a copy where possible (`bsp_hpput`).
     Unbuffered,

@@ -40,7 +40,7 @@ pub struct Message {
 pub(crate) struct Origin {
     /// Address of the sending endpoint.
     pub(crate) source: Address,
-    /// Its process, for replies.
+    /// Id of the sending process, for replies.
     pub(crate) peer: PeerId,
 }
 

@@ -90,7 +90,7 @@ impl fmt::Display for Path {
 }
 
 impl fmt::Display for Paths {
-    /// One line, for the log.
+    /// Formats one line for the log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "node {}: ", self.node)?;
         for (index, pair) in self.pairs.iter().enumerate() {

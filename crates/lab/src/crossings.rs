@@ -100,7 +100,7 @@ pub(crate) struct CrossingsArgs {
     setup: SetupArgs,
 }
 
-/// Measures and prints. False if a path failed.
+/// Runs the measurements and prints the results. False if a path failed.
 pub(crate) fn execute(
     args: &CrossingsArgs,
     output: &mut Output<'_>,

@@ -22,7 +22,7 @@ pub(crate) struct Args {
     supersteps: SuperstepsArgs,
 }
 
-/// Measures and prints. False if a measurement failed.
+/// Runs the measurements and prints the results. False if a measurement failed.
 pub(crate) fn execute(args: &Args, output: &mut Output<'_>) -> Result<bool, Box<dyn Error>> {
     let testbed = Testbed::create(On::Node)?;
     let mut others: Vec<Box<dyn Contender>> = Vec::new();

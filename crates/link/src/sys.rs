@@ -1,6 +1,6 @@
 //! Safe wrappers for the few system calls that `rustix` does not offer.
 //!
-//! Knows no links: sockets are descriptors, interfaces are names. Batched sending and receiving
+//! Independent of links: sockets are descriptors, interfaces are names. Batched sending and receiving
 //! are in `udp/send.rs` and `udp/receive.rs`, next to the buffers that their pointers refer to.
 
 use std::io;

@@ -21,9 +21,9 @@ pub struct Hole {
 /// How a number relates to the earlier arrivals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// It has not arrived before.
+    /// The number has not arrived before.
     New,
-    /// It has arrived before.
+    /// The number has arrived before.
     Duplicate,
     /// It would open a hole too many, or is too far ahead. It was not recorded.
     Refused,

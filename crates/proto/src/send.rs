@@ -20,7 +20,7 @@ pub enum UnitState {
     Flying {
         /// Index of the lane.
         lane: u8,
-        /// Under which packet number.
+        /// Number of the packet that carried it.
         number: u64,
     },
     /// It is or may be lost and is to be retransmitted.

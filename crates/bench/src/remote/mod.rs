@@ -156,7 +156,7 @@ enum Request {
     Start { number: u64, job: Job },
     /// A line for the process of this job.
     Line { number: u64, line: String },
-    /// This job is over.
+    /// Ends this job.
     Stop { number: u64 },
     /// The sender is alive.
     Alive,

@@ -56,7 +56,7 @@ pub(crate) struct IncastArgs {
     senders: u32,
 }
 
-/// Measures and prints. False if a measurement failed.
+/// Runs the measurements and prints the results. False if a measurement failed.
 pub(crate) fn execute(args: &IncastArgs, output: &mut Output<'_>) -> Result<bool, Box<dyn Error>> {
     output.wide = args.options.wide;
     let setup = args.options.setup(On::Auto);
@@ -177,7 +177,7 @@ impl Turn {
     }
 }
 
-/// Measures and prints; false if a measurement failed.
+/// Runs the measurements and prints the results; false if a measurement failed.
 fn measure(
     plan: &IncastPlan,
     cores: Cores,

@@ -297,7 +297,7 @@ impl Externals for Installed {
     }
 }
 
-/// Measures and prints. False if a measurement failed.
+/// Runs the measurements and prints the results. False if a measurement failed.
 pub(crate) fn execute(args: &PeersArgs, output: &mut Output<'_>) -> Result<bool, Box<dyn Error>> {
     output.wide = args.setup.is_wide();
     let setup = args.setup.setup();

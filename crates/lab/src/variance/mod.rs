@@ -63,7 +63,7 @@ pub(crate) struct VarianceArgs {
     html: Option<PathBuf>,
 }
 
-/// Measures and prints. False if a measurement failed.
+/// Runs the measurements and prints the results. False if a measurement failed.
 pub(crate) fn execute(
     args: &VarianceArgs,
     output: &mut Output<'_>,

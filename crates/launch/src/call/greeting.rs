@@ -65,7 +65,7 @@ impl Greeting {
         Greeting(bytes)
     }
 
-    /// Its bytes on the wire.
+    /// Returns the encoded greeting.
     pub fn bytes(&self) -> &[u8; GREETING_BYTES] {
         &self.0
     }

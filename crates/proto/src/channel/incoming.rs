@@ -124,7 +124,7 @@ impl EdgeIn {
         }
     }
 
-    /// Its endpoints and life.
+    /// Returns the key of the edge.
     #[inline]
     pub(crate) fn key(&self) -> EdgeKey {
         self.key

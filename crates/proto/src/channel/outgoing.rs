@@ -60,7 +60,7 @@ impl EdgeOut {
         }
     }
 
-    /// Its endpoints and life.
+    /// Returns the key of the edge.
     pub(crate) fn key(&self) -> EdgeKey {
         self.key
     }

@@ -55,7 +55,7 @@ pub enum Frame {
 pub struct Transmit {
     /// Destination of the packet.
     pub to: Address,
-    /// Through the bulk port.
+    /// The packet leaves through the bulk port.
     pub bulk: bool,
     /// The frame that contains it.
     pub frame: Frame,

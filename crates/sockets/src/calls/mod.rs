@@ -1,4 +1,4 @@
-//! The replaced functions of the C library. Each does what the original does and knows only which
+//! The replaced functions of the C library. Each behaves like the original and only finds out which
 //! connection a descriptor is; `docs/design/sockets.md` §4 lists them.
 //!
 //! Calls on other descriptors go straight to the C library, with only the replacement function

@@ -7,13 +7,13 @@ use dipole_node::KeyMismatch;
 /// What replies at a directory.
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// The expected node.
+    /// The expected node replied.
     Right,
-    /// Another node.
+    /// A different node replied.
     Wrong,
     /// A process with another cluster key.
     Stranger(KeyMismatch),
-    /// Nothing.
+    /// No reply.
     Silent,
     /// The host's kernel: the port is closed.
     Refused,
