@@ -147,7 +147,7 @@ pub fn request(
     })
 }
 
-/// What a broker would grant for a socket at an address of this machine.
+/// Queries the grant that a broker would give to a socket at an address of this machine.
 ///
 /// # Errors
 /// [`GrantError`].

@@ -301,7 +301,7 @@ impl ParallelPart {
     }
 
     /// # Safety
-    /// What `block` returns must be readable for `bytes` bytes, and `dst` writable for a block of each
+    /// The memory that `block` returns must be readable for `bytes` bytes, and `dst` writable for a block of each
     /// process.
     unsafe fn exchange(
         &mut self,

@@ -31,7 +31,7 @@ struct Entry<T> {
     object: T,
 }
 
-/// Which numbers are in use.
+/// Set of numbers in use.
 #[derive(Debug, Default)]
 struct Numbers {
     /// One more than the highest that was ever in use.

@@ -42,7 +42,7 @@ pub(super) struct Progress {
     pub(super) stuck_since: Option<(u64, Instant)>,
 }
 
-/// What the thread that runs work does otherwise.
+/// Other activity of the thread that runs work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallerKind {
     /// It waits in the driver, and steps for others.

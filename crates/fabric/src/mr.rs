@@ -12,7 +12,7 @@ use crate::ffi::{Failure, call, export, fid, ops, reclaim};
 use crate::memory::RegisteredMemory;
 use crate::node::Domain;
 
-/// What peers may do, and the program's context.
+/// Access rights of peers, and the program's context.
 pub(crate) struct Access {
     pub(crate) access: u64,
     pub(crate) context: *mut c_void,

@@ -17,7 +17,7 @@ const SO_BUSY_POLL: libc::c_int = 46;
 const SO_INCOMING_NAPI_ID: libc::c_int = 56;
 const SO_PREFER_BUSY_POLL: libc::c_int = 69;
 
-/// What the kernel does when a poll of a socket finds no packet.
+/// Action of the kernel when a poll of a socket finds no packet.
 #[derive(Debug, Default)]
 pub enum BusyPolling {
     /// Nothing: packets arrive through interrupts.

@@ -62,7 +62,7 @@ pub mod variables {
     pub const USER_ENDPOINTS: &str = "DIPOLE_USER_ENDPOINTS";
 }
 
-/// Which links to use; chosen at run time.
+/// Links that a node may use; chosen at run time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Links {
     /// Shared memory between processes of a node if available, otherwise packets: over the bpf

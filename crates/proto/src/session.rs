@@ -139,7 +139,7 @@ impl Seals {
     }
 }
 
-/// What secures the packets of a session.
+/// Protection of the packets of a session.
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
     pub(crate) own: Own,

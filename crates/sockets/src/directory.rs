@@ -87,7 +87,7 @@ impl Drop for Offer {
 #[derive(Debug)]
 pub(crate) struct Agreement {
     pub(crate) area: Area,
-    /// Which end this is; it writes to the direction of this number.
+    /// Number of this end; it writes to the direction of this number.
     pub(crate) index: usize,
     /// Cookie of the socket that the agreement belongs to.
     pub(crate) cookie: u64,

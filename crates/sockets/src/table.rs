@@ -1,4 +1,4 @@
-//! Which descriptors are connections that the library handles, and which are plain sockets that
+//! Distinguishes descriptors of connections that the library handles from plain sockets that
 //! it leaves to the kernel but may spin on.
 //!
 //! No call blocks another here, and no lock is held over a fork. A connection occupies one of a

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use common::{LIMIT, Place, ended_within, finished, library, two_nodes};
 use dipole_testbed::Testbed;
 
-/// Which ends use the library: server, client.
+/// Ends that use the library: server, client.
 const ENDS: [(bool, bool); 3] = [(true, true), (true, false), (false, true)];
 
 /// Where the two ends of a program run.

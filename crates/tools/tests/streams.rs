@@ -168,7 +168,7 @@ fn both_sides_of_a_transfer_handle_an_output_that_cannot_be_written() {
         if to != To::Closed {
             assert_eq!(sender.status.code(), Some(1), "{to:?}: {sender:?}");
         }
-        // What the sender prints cannot be written; the file arrives.
+        // The sender's messages cannot be written; the file arrives.
         let receiver = start("recv 8 --out copy", To::Closed);
         let sent = ends(start("--json send 1:8 file", to));
         check("--json send", &sent, to, true);

@@ -20,7 +20,7 @@ const MAX_RECEIVED_FILES: usize = 253;
 const MAX_SENT_FILES: usize = 2;
 const BACKLOG: i32 = 256;
 
-/// What was received on a connection.
+/// Result of receiving on a connection.
 #[derive(Debug)]
 pub enum Received {
     /// No message has arrived yet.

@@ -8,7 +8,7 @@ pub(crate) const RINGS: i32 = 0;
 pub(crate) const COUNTERS: i32 = 1;
 pub(crate) const FULL: i32 = 2;
 
-/// What happened to a packet to one of our ports: taken, or passed on for this reason.
+/// Outcome of a packet to one of our ports: deposited, or passed on for this reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
     Deposited = 0,

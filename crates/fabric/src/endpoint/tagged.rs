@@ -62,7 +62,7 @@ impl Ep {
         Ok(0)
     }
 
-    /// Which messages a receive takes.
+    /// Filter of the messages that a receive takes.
     #[inline]
     fn criteria(&self, from: u64, tag: u64, ignore: u64) -> Result<Criteria, Failure> {
         Ok(Criteria {

@@ -1,7 +1,7 @@
 /*
  * Figure 12 of Gigabit Nectar. Left: how fast an array is reshuffled from blocks of each size to blocks of 8 KiB. Right:
- * how fast it gets to a program outside by one stream, reshuffled to blocks of 64 KiB before, or block by block; beside
- * that "streaming", the same bytes one part each, and one process that writes them to a TCP connection.
+ * how fast it gets to a program outside by one stream, reshuffled to blocks of 64 KiB before, or block by block; compared with
+ * "streaming", the same bytes one part each, and one process that writes them to a TCP connection.
  *
  * Lines: what, bytes of a block, MB/s of all ranks together, of the fastest run. The outside is a child of rank 0 that reads and
  * forgets, and answers a byte when it has all.

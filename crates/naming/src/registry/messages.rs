@@ -19,7 +19,7 @@ pub enum Query {
     Lookup(EndpointId),
     /// Does the process with this incarnation run?
     Liveness(u64),
-    /// Which node is this? The reply is as long as the query.
+    /// Requests the node id. The reply is as long as the query.
     Probe,
     /// Requests the serving process to make room for the node's agent. It has no reply.
     Yield,

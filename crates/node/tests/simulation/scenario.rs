@@ -195,7 +195,7 @@ pub enum Fault {
     Withdraw { node: usize },
 }
 
-/// What rejects long packets.
+/// The part of the network that rejects long packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Narrow {
     Interfaces,

@@ -33,7 +33,7 @@ pub(crate) struct EdgeOut {
     refused: Option<RefusedReason>,
 }
 
-/// What must be done after a handle was closed.
+/// Action required after a handle was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closed {
     /// Nothing: other handles are open, or the edge has ended already.

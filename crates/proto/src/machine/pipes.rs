@@ -11,7 +11,7 @@ use crate::time::Instant;
 use crate::wire::{Greeting, OPERATION_BYTES, PipeKind, PipeRecord, PipeTag};
 
 impl Machine {
-    /// What this process sends when a pipe opens.
+    /// Returns the greeting that this process sends when a pipe opens.
     #[must_use]
     pub fn greeting(&self) -> Greeting {
         Greeting {

@@ -1,4 +1,4 @@
-//! Which addresses of the peer are reachable: probes lanes that have not answered, and answers
+//! Tracks the reachable addresses of the peer: probes lanes that have not answered, and answers
 //! the peer's probes. Spec §5.3.
 //!
 //! Lanes of the addresses that the handshake used are not probed. Others are probed twice after

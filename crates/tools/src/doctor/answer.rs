@@ -4,7 +4,7 @@ use std::io;
 
 use dipole_node::KeyMismatch;
 
-/// What replies at a directory.
+/// Result of probing a directory.
 #[derive(Debug)]
 pub(super) enum Answer {
     /// The expected node replied.

@@ -71,7 +71,7 @@ enum Report {
     Complete,
 }
 
-/// What the reading thread hands over; `None` is the end of the input.
+/// Result of the reading thread; `None` is the end of the input.
 type Reading = io::Result<Option<Piece>>;
 
 /// Sends; the status is 0 only if the receiver has confirmed everything.

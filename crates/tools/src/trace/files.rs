@@ -55,7 +55,7 @@ pub(super) fn read(path: &Path) -> Result<TraceFile, String> {
     TraceFile::parse(&bytes(path)?).map_err(|cause| cause.to_string())
 }
 
-/// What a file holds.
+/// Reads a trace file.
 pub(super) fn bytes(path: &Path) -> Result<Vec<u8>, String> {
     regular(path)?;
     std::fs::read(path).map_err(|cause| format!("it cannot be read: {cause}"))

@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket}
 
 use crate::packets::{self, Membership, Random};
 
-/// What the attacker knows: everything except the key.
+/// Knowledge of the attacker: everything except the key.
 #[derive(Clone, Debug)]
 pub(crate) struct Victim {
     pub(crate) node: u32,

@@ -244,7 +244,7 @@ fn a_wrong_hosts_file_is_broken_and_wrong_usage_is_something_else() {
     assert_eq!(report.status, 1);
     let words = ["DIPOLE_LINK", "auto, shm, udp or bpf"];
     report.expect("configuration", "this machine", "broken", &words);
-    // What prevents every program from starting is broken as well: a number that is not in the file, or
+    // Faults that prevent every program from starting are reported as broken as well: a number that is not in the file, or
     // a missing key where one is required.
     for (name, value, words) in [
         (

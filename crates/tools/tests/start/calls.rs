@@ -1,4 +1,4 @@
-//! Which callers may start work through an agent, and callers that waste its time.
+//! Callers that may start work through an agent, callers that may not, and callers that waste its time.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
