@@ -105,7 +105,7 @@ impl<T: Send + Sync> OpenObjects for Numbered<T> {
     fn close_all(&self) {
         let numbers = mem::take(&mut *lock(&self.numbers.get()));
         for number in 0..numbers.next {
-            // Some are closed already.
+            // Some objects are closed already.
             let _closed = self.remove(number);
         }
     }

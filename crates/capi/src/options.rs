@@ -42,7 +42,7 @@ pub struct NodeOptions {
     pub link: *const c_char,
     /// How long waiting calls spin before they sleep.
     pub spin_ns: i64,
-    /// How long `dp_target` waits.
+    /// Time limit of `dp_target` in nanoseconds.
     pub connect_timeout_ns: i64,
     /// How long `exit` waits for acknowledgements.
     pub linger_ns: i64,

@@ -141,7 +141,7 @@ impl Progress {
         }
     }
 
-    /// A handler has returned.
+    /// Called when a handler has returned.
     #[inline]
     pub(super) fn work_done(&mut self) {
         self.done = self.done.wrapping_add(1);

@@ -246,7 +246,7 @@ pub struct Pool {
 /// A queued message and the credit it holds.
 #[derive(Debug)]
 pub(crate) struct Token {
-    /// The credit it holds.
+    /// Credit that the message holds.
     pub(crate) charge: Charge,
     pub(crate) message: Message,
 }

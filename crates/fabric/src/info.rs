@@ -35,7 +35,7 @@ const MAX_MESSAGE_BYTES: usize = 1 << 40;
 const TAG_FORMAT: u64 = 0xaaaa_aaaa_aaaa_aaaa;
 const MANY: usize = 1 << 16;
 
-/// Everything that is offered.
+/// Properties that the provider offers.
 struct Offer {
     caps: u64,
     tx: TxAttr,

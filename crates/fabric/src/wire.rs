@@ -28,7 +28,7 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) kind: Kind,
-    /// Matched with tagged receives.
+    /// True if the message matches tagged receives.
     pub(crate) is_tagged: bool,
     pub(crate) has_data: bool,
     pub(crate) tag: u64,

@@ -97,7 +97,7 @@ fn pingpong_runs_over_every_link() {
     for (mode, link) in [("tagged", "auto"), ("msg", "auto"), ("tagged", "udp")] {
         let free = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
         let port = free.expect("a free port").port().to_string();
-        // Contents are compared (-c).
+        // The option -c compares contents.
         let common = ["-p", "dipole", "-e", "rdm", "-m", mode, "-I", "20", "-c"];
         let side = |more: &[&str]| {
             let arguments = [&common, more].concat();

@@ -147,7 +147,7 @@ impl Arena {
         self.0.bytes()
     }
 
-    /// Start of its memory.
+    /// Returns the start of the block's memory.
     #[must_use]
     pub fn base(&self) -> *const u8 {
         self.0.start.as_ptr()

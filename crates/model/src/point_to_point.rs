@@ -74,7 +74,7 @@ pub struct PointToPoint {
 pub enum Regime {
     /// None: the message is one fragment.
     OneFragment,
-    /// The gap between fragments.
+    /// The gap between fragments limits the throughput.
     NetworkBound,
     /// The receiver's work on each fragment.
     ReceiverBound,

@@ -488,6 +488,7 @@ impl Registration {
         })
     }
 
+    /// Returns the registry that has this entry.
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.inner.registry
@@ -512,6 +513,7 @@ pub struct Claim {
 }
 
 impl Claim {
+    /// Returns the id of the registered endpoint.
     #[must_use]
     pub fn endpoint(&self) -> EndpointId {
         self.endpoint

@@ -408,7 +408,7 @@ impl Session {
         shared.forget_peer(self.id);
     }
 
-    /// The peer is alive.
+    /// Called when a packet shows that the peer is alive.
     fn heard(&mut self, now: Instant) {
         let still_owes = !self.window.is_empty() || self.channel.needs_credit();
         self.liveness.heard(now, still_owes);

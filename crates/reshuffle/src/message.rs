@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::piece::Piece;
 
-/// Where a message goes.
+/// Destination, round and content of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// The rank that it goes to or comes from.

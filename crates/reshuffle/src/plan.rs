@@ -382,7 +382,7 @@ impl Volumes<'_> {
         }
         match (from, to) {
             (0, 0) => count,
-            // Ranks beyond a grid.
+            // Ranks outside the grid exchange no elements.
             _ => 0,
         }
     }

@@ -65,7 +65,7 @@ struct CheckRow {
     measured_ns: f64,
     measured_least_ns: f64,
     measured_most_ns: f64,
-    /// Relative to the measurement.
+    /// Error relative to the measurement.
     error: f64,
 }
 

@@ -32,7 +32,7 @@ pub struct Remote {
     jobs: Cell<u64>,
 }
 
-/// Connection to the server.
+/// Connection to the bench server.
 struct Talk {
     server: NodeId,
     edge: Edge,

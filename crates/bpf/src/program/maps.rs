@@ -73,7 +73,7 @@ pub(crate) const REFUSED: i32 = 1;
 
 /// Size of an allowed source.
 pub(crate) const ALLOWED_BYTES: usize = 32;
-/// Offsets within it.
+/// Offsets of the fields in the entry.
 pub(crate) const ALLOWED_VERSION: i16 = 6;
 pub(crate) const ALLOWED_ADDRESS: i16 = 8;
 pub(crate) const ALLOWED_PORTS: [i16; 2] = [24, 26];

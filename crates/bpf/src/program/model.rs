@@ -79,7 +79,7 @@ pub(crate) fn set_checksum(frame: &mut [u8]) {
 /// Expected fate of a packet to one of our ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// Passed on and counted.
+    /// The packet is passed on and counted.
     Refused(Reason, [u8; KEY_BYTES]),
     /// In the ring, if that has room: source address and port, payload, bytes reserved.
     Taken {

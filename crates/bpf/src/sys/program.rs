@@ -189,7 +189,7 @@ pub(crate) fn program_name(id: u32) -> io::Result<String> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TestRun {
     pub(crate) returned: u32,
-    /// Mean over the runs.
+    /// Mean duration of a run in nanoseconds.
     pub(crate) duration_ns: u32,
 }
 

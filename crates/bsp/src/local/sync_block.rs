@@ -73,7 +73,7 @@ pub(crate) enum AbortCause {
 pub(crate) struct Arrival<'a> {
     /// Ranks it has records for.
     pub(crate) send_to: &'a [u64],
-    /// Ranks it gets from.
+    /// Ranks from which this rank gets data, one bit each.
     pub(crate) get_from: &'a [u64],
     /// It copies memory outside of windows, or another rank copies its memory.
     pub(crate) pulls: bool,

@@ -75,6 +75,7 @@ impl CollectiveCalls {
             && self.pushes.is_empty()
     }
 
+    /// Removes all calls but keeps the memory.
     pub fn clear(&mut self) {
         self.ending = Ending::Sync;
         self.tag_calls = 0;

@@ -142,7 +142,7 @@ impl<M: Deref<Target = [u8]>> Inbox<M> {
         }
     }
 
-    /// The opposite of [`hold`](Self::hold).
+    /// Undoes [`hold`](Self::hold).
     pub(super) fn release(&mut self, body: &Body<M>) {
         if let MessageBytes::Borrowed(message) = &body.message {
             self.borrowed -= message.len();

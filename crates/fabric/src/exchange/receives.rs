@@ -131,7 +131,7 @@ enum Body {
     /// The message is in the node's buffers.
     InPlace(Message),
     Copied(Box<[u8]>),
-    /// Still with its sender.
+    /// The message is still in the sender's memory.
     Offered(Offer),
 }
 

@@ -174,7 +174,7 @@ struct VarianceRow {
     lost: Option<u64>,
     simulated_s: Option<f64>,
     peak_bytes: Option<u64>,
-    /// g of each superstep.
+    /// Measured g of each superstep.
     g_ns_per_byte: Vec<f64>,
 }
 

@@ -61,7 +61,7 @@ impl OwnProbe {
         fence(Ordering::SeqCst);
     }
 
-    /// Makes reads succeed again.
+    /// Makes reads by peers succeed again.
     pub fn restore(&self) {
         self.word.store(self.number, Ordering::Release);
     }

@@ -169,7 +169,7 @@ fn run(service: &Service, lock: &File, path: &Path) {
 enum Next {
     /// Serve again, perhaps at another address.
     Again,
-    /// Let the agent serve.
+    /// Stop serving, so that the agent can.
     Yield,
     /// Stop: the last user has gone.
     End,

@@ -15,7 +15,7 @@ pub const QUERY_BYTES: usize = 100;
 /// A query of a node's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Query {
-    /// Where is this endpoint?
+    /// Requests the location of an endpoint.
     Lookup(EndpointId),
     /// Does the process with this incarnation run?
     Liveness(u64),

@@ -479,7 +479,7 @@ fn answers(asked: &Operation, attacker: &mut dyn Carrier, how: usize) {
         is_first,
     };
     match how {
-        // Too long, too short.
+        // Answers that are too long or too short.
         0 => attacker.whole(ANSWERS, bytes, &[1; 1200]),
         1 => attacker.whole(ANSWERS, bytes, &[1; 10]),
         // An answer to another request, then two to this one.

@@ -64,7 +64,7 @@ impl Draw {
         drawn.clamp(low, high)
     }
 
-    /// A probability, or zero.
+    /// Draws a probability up to `most`, or 0.
     pub fn share(&mut self, percent: u32, most: f64) -> f64 {
         if self.chance(percent) {
             most * self.0.random::<f64>()

@@ -95,7 +95,7 @@ pub struct EndpointPlan {
 pub enum Reader {
     /// It reads each message immediately.
     Eager,
-    /// One message per interval.
+    /// It reads one message per interval.
     Slow { every_ns: u64 },
     /// Only after all others have finished.
     Never,

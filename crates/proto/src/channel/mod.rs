@@ -127,7 +127,7 @@ pub(crate) enum Placed {
     Held,
     /// No endpoint accepts it.
     Discarded,
-    /// It contradicts earlier pieces.
+    /// The piece contradicts earlier ones.
     Violation,
 }
 

@@ -61,7 +61,7 @@ pub struct Transmit {
     pub frame: Frame,
     /// Bytes before the trailer.
     pub length: usize,
-    /// How to seal it.
+    /// Trailer that the packet needs.
     pub seal: Seal,
     /// The session it belongs to, if any. The receiver ignores the source port of such packets.
     pub peer: Option<PeerId>,

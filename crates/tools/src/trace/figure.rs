@@ -150,7 +150,7 @@ pub(super) fn html(run: &Run<'_>, predicted_ns: &[f64]) -> String {
     html + "</figure>\n"
 }
 
-/// Legend of the keys.
+/// Draws the legend.
 fn keys(run: &Run<'_>) -> String {
     let mut html = String::from("<ol class=\"keys\">");
     for call in &run.calls {
