@@ -23,7 +23,6 @@ struct OpenFrame {
     bulk: bool,
 }
 
-/// The frames of one peer.
 #[derive(Debug)]
 struct PeerFrames {
     id: PeerId,

@@ -168,7 +168,6 @@ impl Engine {
         }
     }
 
-    /// Logs changes of paths.
     #[inline]
     pub(super) fn log_path_changes(&mut self) {
         let changes = self.core.peers.take_path_changes();

@@ -102,7 +102,6 @@ impl Peers {
         NodeId(self.get(id).map_or(0, |state| state.node))
     }
 
-    /// Returns the incarnation of a peer.
     pub(super) fn incarnation(&self, id: PeerId) -> u64 {
         self.get(id).map_or(0, |state| state.incarnation)
     }

@@ -195,7 +195,6 @@ impl SharedMemory {
         (route.peer == peer).then_some(route)
     }
 
-    /// The connection to a peer.
     fn connection(&self, peer: PeerId) -> Option<ConnId> {
         Some(self.route(peer)?.id)
     }

@@ -92,7 +92,6 @@ impl Av {
         self.chunks.get(chunk)?.get()?.get(at)
     }
 
-    /// The name at an index.
     #[inline]
     pub(crate) fn get(&self, index: u64) -> Option<&Name> {
         let slot = self.slot(index)?;

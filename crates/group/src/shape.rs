@@ -59,7 +59,6 @@ pub(super) fn role(rank: usize, size: usize) -> ReductionRole {
     }
 }
 
-/// The rank that has a slot.
 pub(super) fn rank_of_slot(slot: usize, size: usize) -> usize {
     let extra = size - slots(size);
     match slot < extra {

@@ -288,7 +288,6 @@ fn address(process: usize, port: u16) -> SocketAddr {
     SocketAddr::from(([10, 0, high, low], port))
 }
 
-/// Returns the process with an address.
 fn process_at(address: SocketAddr) -> Option<usize> {
     let SocketAddr::V4(address) = address else {
         return None;

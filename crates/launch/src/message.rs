@@ -49,7 +49,6 @@ pub(super) struct Start {
     pub(super) uses_agent_key: bool,
 }
 
-/// A rank to be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RankStart {
     pub(super) rank: u32,

@@ -129,7 +129,6 @@ impl QueueTable {
         self.queues.values().any(|queue| queue.signal.is_some())
     }
 
-    /// Attaches an endpoint to a queue.
     pub(crate) fn attach_endpoint(&mut self, engine: &mut Engine, endpoint: u32, id: QueueRef) {
         self.by_endpoint.insert(endpoint, id);
         engine.ready().set_watched(true);

@@ -231,7 +231,6 @@ pub(crate) fn demote_to_plain(fd: RawFd, found: &ConnectionRef) {
     }
 }
 
-/// Returns all listed descriptors.
 pub(crate) fn listed_descriptors() -> impl Iterator<Item = RawFd> {
     let fds = 0..=HIGHEST.load(Relaxed);
     let fds = fds.filter_map(|at| RawFd::try_from(at).ok());

@@ -19,7 +19,6 @@ pub(crate) struct Mutant {
     replacement: &'static str,
 }
 
-/// Returns all mutants.
 pub(crate) fn all() -> impl Iterator<Item = &'static Mutant> {
     [protocol::MUTANTS, engine::MUTANTS, supersteps::MUTANTS]
         .into_iter()

@@ -150,7 +150,6 @@ impl Map {
         }
     }
 
-    /// Sets the value of a key.
     pub(crate) fn set(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
         assert_eq!(value.len(), self.whole_value_bytes());
         let mut element = self.element(key, pointer(value));

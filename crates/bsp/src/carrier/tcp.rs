@@ -100,7 +100,6 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> Failure {
     Failure::system(what)
 }
 
-/// The port of a rank.
 fn port(job: &Job, rank: u32) -> Result<u16, Failure> {
     let given = std::env::var(PORT_VARIABLE).ok();
     let wrong = || {

@@ -44,7 +44,6 @@ impl SharedMemory {
         &mut self.ranks
     }
 
-    /// Records for a local rank.
     #[inline]
     pub(super) fn buffer(&self, local_rank: usize) -> &LocalRecordBuffer {
         &self.buffers[local_rank]

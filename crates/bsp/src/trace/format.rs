@@ -1,4 +1,4 @@
-//! The trace file of a rank: its header, sites and records. `dipole_trace` defines where they lie in
+//! The trace file of a rank: its header, sites and records. `dipole_trace` defines their places in
 //! the file. All numbers are little-endian.
 
 use std::fmt;

@@ -87,7 +87,7 @@ type Mail = Vec<(Vec<u8>, Vec<u8>)>;
 /// The state of all ranks after a superstep.
 #[derive(Clone, Debug)]
 struct State {
-    /// By area and rank. A popped area keeps its memory.
+    /// Memory by area and rank. A popped area keeps its memory.
     memory: Vec<Vec<Vec<u8>>>,
     queues: Vec<Mail>,
 }

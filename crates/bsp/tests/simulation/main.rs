@@ -528,7 +528,7 @@ fn all_other_ranks_fail_when_one_crashes_and_none_continues_with_wrong_memory() 
         }
         for (rank, result) in ended.iter().enumerate().filter(|(rank, _)| *rank != victim) {
             match result {
-                // It had left the last superstep.
+                // The rank had already left the last superstep.
                 Ok(()) => {}
                 Err(
                     Failure::Gone { .. } | Failure::Aborted { .. } | Failure::Unreachable { .. },

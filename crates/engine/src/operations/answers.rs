@@ -78,7 +78,6 @@ impl Answer {
     }
 }
 
-/// The answers to one peer.
 #[derive(Debug, Default)]
 pub(crate) struct PeerAnswers {
     pub(crate) edge: Option<EdgeId>,

@@ -84,14 +84,12 @@ impl Peer {
         Peer::ALL.into_iter().map(|(peer, _)| peer)
     }
 
-    /// Returns the peer with this name.
     pub(crate) fn named(name: &str) -> Option<Peer> {
         let mut all = Peer::ALL.into_iter();
         all.find(|(_, external)| external.name == name)
             .map(|(peer, _)| peer)
     }
 
-    /// Returns the peer that a subject is.
     pub(crate) fn of(subject: Subject) -> Option<Peer> {
         match subject {
             Subject::External(external) => Peer::named(external.name),

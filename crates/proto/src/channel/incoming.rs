@@ -124,7 +124,6 @@ impl EdgeIn {
         }
     }
 
-    /// Returns the key of the edge.
     #[inline]
     pub(crate) fn key(&self) -> EdgeKey {
         self.key

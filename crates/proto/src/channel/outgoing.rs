@@ -60,7 +60,6 @@ impl EdgeOut {
         }
     }
 
-    /// Returns the key of the edge.
     pub(crate) fn key(&self) -> EdgeKey {
         self.key
     }

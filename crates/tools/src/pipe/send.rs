@@ -47,7 +47,6 @@ pub(crate) struct SendArgs {
 
 /// Payload of one message of a stream of bytes.
 const PIECE_BYTES: usize = 256 << 10;
-/// Longest line.
 const LONGEST_LINE_BYTES: u64 = 16 << 20;
 /// Interval at which an idle sender sends a keepalive.
 const ALIVE: Duration = Duration::from_secs(2);

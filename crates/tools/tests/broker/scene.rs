@@ -107,7 +107,6 @@ impl Scene {
         Some(scene)
     }
 
-    /// A scene with a broker.
     pub(crate) fn with_broker() -> Option<Scene> {
         let mut scene = Scene::set()?;
         let mut broker = scene.command();
