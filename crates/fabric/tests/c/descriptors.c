@@ -221,7 +221,7 @@ static void got(void)
     tell(&byte, 1);
 }
 
-/* A process that sleeps for a dead peer is woken by an error. */
+/* A process that sleeps while it waits for a dead peer is woken by an error. */
 static void died(void)
 {
     char byte = 0;

@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 enum { EACH = 16 << 20, TIMES = 3, LEFT_TO = 8 << 10, RIGHT_TO = 64 << 10, INTERFACE = 700 };
-/* Block by block no more than so many blocks of a rank: each is a message. */
+/* Maximum number of blocks of a rank that are sent block by block: each is a message. */
 enum { MOST_BLOCKS = 512 };
 static const int64_t WAIT_NS = 60000000000;
 
