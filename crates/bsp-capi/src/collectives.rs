@@ -272,7 +272,7 @@ impl ParallelPart {
         }
     }
 
-    /// Copies a block from each process to each other one. Blocks lie in the order of ranks.
+    /// Copies a block from each process to each other one. Blocks are in the order of ranks.
     ///
     /// # Safety
     /// `src` must be readable and `dst` writable for a block of each process. They must not overlap.
@@ -282,7 +282,7 @@ impl ParallelPart {
         dst: *mut u8,
         bytes: u64,
     ) -> Result<(), Failure> {
-        // SAFETY: the blocks lie inside `src`.
+        // SAFETY: the blocks are inside `src`.
         unsafe { self.exchange(|to| src.add(in_memory(u64::from(to) * bytes)), dst, bytes) }
     }
 

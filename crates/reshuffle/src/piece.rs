@@ -1,4 +1,4 @@
-//! Elements that two processes share: where they lie in both parts, and how to pack them.
+//! Elements that two processes share: where they are in both parts, and how to pack them.
 
 use crate::runs::{Group, Runs};
 

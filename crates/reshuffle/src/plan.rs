@@ -112,7 +112,7 @@ impl Plan {
             let (_, piece) = sends.swap_remove(found);
             let range = at..at + piece.count();
             at = range.end;
-            // A receiver's messages lie in the order of their senders.
+            // A receiver's messages are in the order of their senders.
             let before = (0..rank).map(|sender| volumes.between(sender as usize, peer as usize));
             let before = before.sum::<usize>() - volumes.own_before(rank, peer);
             let transfer = Transfer {

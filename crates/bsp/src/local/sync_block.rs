@@ -286,7 +286,7 @@ impl<'a> SyncBlock<'a> {
             .then(|| self.window.source(REPLIED + INLINE_REPLIES, bytes))
     }
 
-    /// The bytes whose position and length are stored at `at`, if they lie inside the window.
+    /// The bytes whose position and length are stored at `at`, if they are inside the window.
     fn range(&self, at: usize) -> Option<Source<'a>> {
         let start = usize::try_from(self.load(at)).ok()?;
         let bytes = usize::try_from(self.load(at + 8)).ok()?;

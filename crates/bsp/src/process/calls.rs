@@ -298,7 +298,7 @@ impl<C: Carrier> Process<C> {
         let length = usize::try_from(bytes).unwrap_or(usize::MAX);
         if from == self.rank {
             let start = usize::try_from(address).unwrap_or(0);
-            // SAFETY: `find` has checked that the bytes lie inside a registered part, which is
+            // SAFETY: `find` has checked that the bytes are inside a registered part, which is
             // readable; the caller promises that the destination is writable.
             unsafe {
                 let own = Source::at(std::ptr::with_exposed_provenance(start), length);

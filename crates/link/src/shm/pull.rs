@@ -232,7 +232,7 @@ mod tests {
                 length: 1,
             })
             .collect();
-        // SAFETY: all lie in `into`, ten bytes apart.
+        // SAFETY: all are in `into`, ten bytes apart.
         unsafe { pull_ranges(own(), probe, &ranges) }.expect("own memory");
         for (at, found) in into.iter().enumerate() {
             let wanted = if at % 10 == 0 { bytes[39_990 - at] } else { 0 };
