@@ -113,7 +113,7 @@ fn files_that_documents_name_exist() {
     for document in with_extensions(&["md"]) {
         for named in paths(&read(&document)) {
             let folder = document.parent().expect("a file lies in a folder");
-            // From the root, from the crates, from the document, or the end of a path.
+            // A path is relative to the root, the crates or the document, or is the end of a path.
             let found = [Path::new(""), Path::new("crates"), folder]
                 .iter()
                 .any(|base| is_known(&base.join(&named)))

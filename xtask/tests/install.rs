@@ -146,7 +146,7 @@ impl Installation {
     fn new() -> Installation {
         let testbed = tempfile::tempdir().expect("a directory");
         let destdir = testbed.path().join("image");
-        // Twice: an installation replaces an older one.
+        // Install twice: an installation replaces an older one.
         for _ in 0..2 {
             run(xtask("install", &destdir).args(["--profile", "dev"]));
         }

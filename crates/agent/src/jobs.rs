@@ -130,7 +130,7 @@ mod tests {
         let second = JobStatus { pid: 78, ..job };
         let second = Jobs::of(&registry).unwrap().add(&second).unwrap();
         assert_eq!(known(), [77, 78]);
-        // As after a kill: the lock is released, the file stays.
+        // Simulates a kill: the lock is released, the file stays.
         let left = second.path.clone();
         let Entry { _lock: lock, .. } = &second;
         flock(lock, FlockOperation::Unlock).unwrap();

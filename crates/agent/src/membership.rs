@@ -354,7 +354,7 @@ impl Membership {
         if !self.contacts.knows(at, from, (node, received.run)) {
             self.auth.count_unproven();
             let challenge = self.challenge(now, node, at);
-            // Sent to the source port: the queue of the directory's port may be full of an
+            // The challenge is sent to the source port: the queue of the directory's port may be full of an
             // attacker's packets.
             if challenge.len() <= packet.len() {
                 self.queued.push(Queued::Address(from, challenge));

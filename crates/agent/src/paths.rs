@@ -110,7 +110,7 @@ fn socket_to<'a>(
         sockets.filter(|socket| address(socket).is_some_and(|own| own.is_ipv4() == to.is_ipv4()));
     let mut all: Vec<&UdpSocket> = fitting.collect();
     if all.len() > 1 {
-        // None if the kernel would use an interface that is not ours.
+        // `None` if the kernel would use an interface that is not ours.
         let by = source_address(to.ip()).ok()?;
         let index = all.iter().position(|one| address(one) == Some(by))?;
         return Some(all.swap_remove(index));

@@ -79,7 +79,7 @@ mod tests {
             assert_eq!(values_outside(count), k - 1, "{count}");
         }
         assert_eq!(values_outside(1), 0);
-        // So many tosses that the probability of a single outcome underflows.
+        // With this many tosses, the probability of a single outcome underflows.
         let k = values_outside(100_000);
         assert!((49_600..49_760).contains(&k), "{k}");
     }

@@ -284,7 +284,7 @@ pub fn p99_over_alone(one: &Measurement, all: &[Measurement]) -> Option<f64> {
 pub fn remarks(measured: &[Measurement]) -> Vec<String> {
     let mut remarks = Vec::new();
     for one in measured {
-        // Of the last round only, because the figures in remarks differ in every round.
+        // Remarks of the last round only, because the figures in remarks differ in every round.
         if let Some(outcome) = one.outcomes().last() {
             remarks.extend(outcome.remarks.iter().map(|remark| {
                 format!(

@@ -122,7 +122,7 @@ impl Template {
         let ip = ETHERNET_BYTES;
         let packet_bytes = u16::try_from(self.end - ip + payload.len());
         let packet_bytes = packet_bytes.expect("a payload that fits an IP packet");
-        // Less than the length of the packet.
+        // The UDP length is less than the length of the packet.
         let udp_length = u16::try_from(udp_bytes).unwrap_or(u16::MAX).to_be_bytes();
         if self.udp - ip == IPV4_BYTES {
             let (length, identification) =

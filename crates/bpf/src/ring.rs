@@ -100,7 +100,7 @@ impl<M: Memory> Ring<M> {
             unpublished_bytes,
             scope_id,
             position,
-            // As if asleep: the first published position announces that the reader is awake.
+            // Start as if asleep: the first published position announces that the reader is awake.
             published: position,
             written: position,
             asleep: false,

@@ -44,7 +44,7 @@ fn a_neighbour_is_found_and_the_second_lookup_is_cached() {
         assert_eq!((first.mtu, first.hops), (1500, 64));
         let now_ns = ways.now_ns;
         assert_eq!(ways.all.route(now_ns, peer), Some(&first));
-        // Looked up again after it has expired: the serial number shows it.
+        // An expired route is looked up again, as the serial number shows.
         let later = ways.all.route(now_ns + FRESH_NS, peer).copied();
         let later = later.or_else(|| ways.all.route(now_ns + FRESH_NS, peer).copied());
         let later = later.expect("still there");

@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(live.alive().unwrap(), [ring, sender].into());
         drop(other);
         assert_eq!(live.alive().unwrap(), [ring].into());
-        // As after a restart, with another descriptor of the same epoll.
+        // Simulates a restart, with another descriptor of the same epoll.
         let live = LiveGrants::open(Some(live.epoll.try_clone().unwrap())).unwrap();
         assert_eq!(live.alive().unwrap(), [ring].into());
         drop(copy);

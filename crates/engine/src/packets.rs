@@ -308,7 +308,7 @@ impl PacketPort {
             if self.batch.is_empty() || !self.link.refuses_next() {
                 break;
             }
-            // Too long for its interface by now: the protocol splits it.
+            // The packet is now too long for its interface: the protocol splits it.
             let refused = self.batch.remove(0).transmit;
             core.packer.frames.sent(refused.frame);
             core.machine.packet_too_long(now, &refused);

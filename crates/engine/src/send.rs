@@ -358,7 +358,7 @@ impl Engine {
             }
             return self.begin_long(now, edge, content, true);
         }
-        // Checked before frames, because a peer that is gone must not be reported as full.
+        // Check this before frames, because a peer that is gone must not be reported as full.
         if !self.core.machine.is_open(edge.peer) {
             return Err(self.with_reason(edge, Blocked::Opening));
         }

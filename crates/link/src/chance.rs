@@ -24,7 +24,7 @@ pub(crate) fn corrupt(rng: &mut ChaCha8Rng, bytes: &mut Vec<u8>, most_bits: u32)
     bytes[first / 8] ^= 1 << (first % 8);
     for _ in 1..rng.random_range(1..=most_bits.max(1)) {
         let bit = rng.random_range(0..bits);
-        // Not in the same byte as the first bit, or the damage could undo itself.
+        // Avoid the byte of the first bit, or the damage could undo itself.
         if bit / 8 != first / 8 {
             bytes[bit / 8] ^= 1 << (bit % 8);
         }

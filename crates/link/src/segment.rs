@@ -20,7 +20,7 @@ fn memory(name: &str) -> io::Result<OwnedFd> {
         Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags)?,
         made => made?,
     };
-    // Created with mode 0777: other users could open it through /proc.
+    // The file was created with mode 0777: other users could open it through /proc.
     rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
     Ok(file)
 }

@@ -495,7 +495,7 @@ fn as_nobody(test: &str, side: &Side) {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("own");
     let program = folder.path().join("program");
-    // Copied by another process: a child that a concurrent test starts would inherit the open
+    // Copy in another process: a child that a concurrent test starts would inherit the open
     // copy, and a file that is open for writing cannot be executed.
     let copied = std::process::Command::new("cp")
         .args([&std::env::current_exe().expect("this program"), &program])

@@ -246,7 +246,7 @@ fn room_noticed_by_another_push_is_reported_to_the_sleeping_sender() {
     two.opened();
     one.opened();
     let (mut pushed, mut taken) = (0, 0);
-    // First the small ring is full, which the large ring replaces, then the large ring.
+    // First the small ring fills up, and the large ring replaces it; then that fills up.
     for _ in 0..2 {
         while one.hub.push(conn, pushed, &[]).is_ok() {
             pushed += 1;

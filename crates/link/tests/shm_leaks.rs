@@ -31,7 +31,7 @@ fn records_of_a_killed_process_are_read_before_its_end_and_nothing_is_leaked() {
             side.push(conn, number, &pattern(number, 200));
         }
         println!("\npushed");
-        // Until it is killed.
+        // Waits until it is killed.
         side.receive();
         return;
     }

@@ -168,7 +168,7 @@ pub fn placement_from_env() -> Result<Option<RankPlacement>, JobError> {
 }
 
 fn placement_from(get: Lookup<'_>) -> Result<Option<RankPlacement>, JobError> {
-    // Checked even if no launcher needs it.
+    // Check it even if no launcher needs it.
     given_id(get)?;
     if get("DIPOLE_NID").is_some() {
         return Ok(None);

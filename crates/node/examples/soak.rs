@@ -369,7 +369,7 @@ impl Soak<'_> {
             if self.looked_at.elapsed() > LOOK {
                 self.tell_paths();
             }
-            // As many as there are senders, so that sending and receiving keep pace.
+            // Receive as many messages as there are senders, so that sending and receiving keep pace.
             for _ in 0..self.job.size {
                 if !self.receive(wait)? {
                     break;

@@ -115,7 +115,7 @@ fn an_implausible_profile_does_not_exceed_the_limits() {
     assert_eq!(chosen.records(31 << 10), 1);
     // A message beyond an edge's initial credit is never one record.
     assert!(chosen.records(60_000) > 1);
-    // Not even JSON: the defaults apply.
+    // The file is not even JSON: the defaults apply.
     std::fs::write(profiles.join("shm.json"), "whole").expect("it can be written");
     let usual = pair(&directory.path().join("broken"), Some(&profiles));
     assert_eq!(usual.records(6000), 1);

@@ -98,7 +98,7 @@ fn messages_are_acknowledged_while_the_receiver_makes_no_calls() {
             assert_eq!(*to.receive_timeout(PATIENCE).expect("in time"), [number]);
             from.drain(PATIENCE).expect("it lies in the other process");
         }
-        // Nor need it be received.
+        // A message need not be received, either.
         from.send(b"unread").expect("room");
         from.drain(PATIENCE).expect("it lies in the other process");
     }

@@ -84,7 +84,7 @@ fn a_sending_task_waits_for_room_and_a_queue_wakes_it_for_posted_messages() {
         std::thread::scope(|scope| {
             let inbox = &inbox;
             scope.spawn(move || {
-                // Far more than the receiver's credit, so that the sender has to wait.
+                // Send far more than the receiver's credit, so that the sender has to wait.
                 for number in 0..MESSAGES {
                     let message = inbox.receive_timeout(PATIENCE).expect("it comes");
                     assert_eq!(message[..4], number.to_le_bytes());

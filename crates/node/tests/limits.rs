@@ -453,7 +453,7 @@ fn the_administrators_limits_apply_whatever_the_environment_says() {
         return;
     }
     std::os::unix::fs::chown(at("user"), Some(USER), Some(USER)).expect("root may");
-    // Copied by another process, so that no process started by a concurrent test inherits the
+    // Copy in another process, so that no process started by a concurrent test inherits the
     // open file: a file that is open for writing cannot be executed.
     let this = std::env::current_exe().expect("this");
     let copied = Command::new("cp").args([this, at("program")]).status();

@@ -370,10 +370,10 @@ fn an_idle_process_of_this_node_costs_at_most_four_kib() {
         }
     })
     .bytes_current;
-    // Not closed in order, as each of a hundred nodes would wait for its goodbye to be read.
+    // Kill instead of closing in order: each of a hundred nodes would wait for its goodbye to be read.
     child.kill().expect("ours to kill");
     child.wait().expect("it ends");
-    // In addition to the heap, a page of shared memory, which both sides share.
+    // In addition to the heap there is a page of shared memory, which both sides share.
     let each = heap / i64::from(IDLE_PROCESSES) + 4096 / 2;
     println!("{each} bytes for an idle process of this node");
     assert!(

@@ -28,7 +28,7 @@ fn a_flood_from_one_process_does_not_prevent_new_connections() {
                 let own = open().endpoint(EndpointId(id)).expect("free");
                 own.target(Address::new(1, 1)).expect("it exists");
                 while !over.load(Ordering::Relaxed) {
-                    // So many at once that the receiver never runs out of messages.
+                    // Send enough at once that the receiver never runs out of messages.
                     for _ in 0..100 {
                         own.send(&[7; 100]).expect("it receives");
                     }

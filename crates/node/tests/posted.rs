@@ -121,7 +121,7 @@ fn a_long_message_to_a_lost_process_releases_its_bytes() {
         meet(&pair.edge, &pair.to);
         let bytes: Bytes = pattern(LONG, 0).into();
         let mut posted = 0;
-        // Until the receiver, which reads nothing, has no credit left.
+        // Post until the receiver, which reads nothing, has no credit left.
         while posted < 40 {
             let shared = bytes.clone();
             (pair.edge.post_bytes(Operation::Message, shared, posted)).expect("posted");

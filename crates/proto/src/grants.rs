@@ -145,7 +145,7 @@ impl Grants {
         match (known, self.downlink.limit()) {
             (Some(waiting), Some(_)) => waiting.window,
             (None, Some(limit)) if self.is_crowded() => {
-                // Shared by all peers that may start at the same time.
+                // The room is shared by all peers that may start at the same time.
                 let crowd = self.crowd.max(self.former_crowd).max(self.senders.count());
                 limit.min(UNASKED) / crowd
             }

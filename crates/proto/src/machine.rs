@@ -384,7 +384,7 @@ impl Machine {
         if let Some(transmit) = self.poll_handshake(frames) {
             return Some(transmit);
         }
-        // Each session once, and the first one again with a new turn.
+        // Visit each session once, and the first one again with a new turn.
         for _ in 0..=self.ready.len() {
             let Some(index) = self.ready.front().copied() else {
                 break;

@@ -332,7 +332,7 @@ fn lives_of_an_unread_edge_get_no_more_credit_than_the_pool_holds() {
         assert!(wire.hosts[1].machine.credit_committed() <= 8000);
         sent
     };
-    // Longer than a peer that owes an answer may be silent; this one owes none.
+    // Wait longer than a peer that owes an answer may be silent; this one owes none.
     wire.run(SECOND, |wire| send(wire) == 20);
     let before = wire.sent;
     wire.run(20 * SECOND, |wire| send(wire) == 20);
@@ -382,7 +382,7 @@ fn numbers_outgrow_32_bits_unnoticed() {
         };
         let (mut wire, edge) = connected(seed, &config);
         (wire.loss, wire.duplicate, wire.reorder) = (0.1, 0.05, 0.1);
-        // From there on with messages of one packet.
+        // Continue with messages of one packet.
         converse(&mut wire, edge, 100, |index| (index as usize * 91) % 3000);
         assert!(wire.hosts[0].machine.next_unit(edge.peer) > 1 << 32);
         wire.run(SECOND, |_| false);

@@ -223,7 +223,7 @@ fn a_replayed_hello_neither_opens_nor_ends_a_session() {
     let old = seen(&wire, Kind::Hello);
     wire.hosts[0].machine.disconnect(peer);
     assert!(wire.run(SECOND, |wire| !wire.hosts[1].gone.is_empty()));
-    // From the same address after the session has ended, and from another address.
+    // Replay them from the same address after the session has ended, and from another address.
     for (from, _, bytes) in &old {
         wire.hosts[1].take(wire.now, *from, bytes);
         wire.hosts[1].take(wire.now, address(9, 1), bytes);

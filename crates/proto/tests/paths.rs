@@ -223,7 +223,7 @@ fn a_late_arrival_proves_its_lane_although_it_was_retransmitted_elsewhere() {
         let (mut wire, edge) = connected([&[0], &[0]]);
         send_megabytes(&mut wire, edge, 1);
         wire.bulk_later_ns = 500_000;
-        // First a long absence, in which the retransmissions on the other lane win; then a short one.
+        // First comes a long absence, in which the retransmissions on the other lane win; then a short one.
         for stopped_us in [stopped_us, 1200, 1200] {
             let now = wire.now;
             let sent = wire.hosts[0].send(now, edge, &[1; 20_000]);

@@ -183,7 +183,7 @@ fn converse(seed: u64, loss: f64, initial_credit_bytes: u32) {
     let (mut wire, edge) = connected(seed, &config);
     let peer = edge.peer;
     let mut other = wire.hosts[0].machine.edge(peer, 2, 7).expect("open");
-    // Until enough bytes have arrived that those of the additional record do not matter.
+    // Send until enough bytes have arrived that those of the additional record do not matter.
     let mut begun = 0;
     let warm = wire.run(60 * SECOND, |wire: &mut Wire| {
         let now = wire.now;

@@ -49,7 +49,7 @@ fn reshuffle(program: &mut Program) -> Result<(), BspError> {
             let plan = Plan::new(from, to, rank)?;
             let mut exchange = Bsp::new(program, &plan)?;
             let (mut source, wanted) = (part(from, rank), part(to, rank));
-            // Twice with different values, to detect stale data.
+            // Run twice with different values, to detect stale data.
             for factor in [1, 3] {
                 let scaled = |it: &[u64]| {
                     it.iter()

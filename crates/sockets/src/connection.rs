@@ -263,7 +263,7 @@ impl Connection {
         let Ok(_locked) = direction.lock(me(), is_alive) else {
             return;
         };
-        // Not while another thread reads: it would not know where a marker is.
+        // Do not take this path while another thread reads: it would not know where a marker is.
         if !self.reads.claim() {
             self.search_at.store(0, Relaxed);
             return;

@@ -74,7 +74,7 @@ fn between_namespaces_a_program_sees_no_difference_either() {
     let other = testbed.node(2);
     let address = other.addresses[0].to_string();
     for node in 1..=2 {
-        // On the interface with the other address.
+        // Add it to the interface with the other address.
         let script = "ip addr add fd77::$0/64 nodad dev $(ip -br -4 addr | \
             awk -v at=\"$1/\" 'index($3, at) { sub(/@.*/, \"\", $1); print $1 }')";
         let own = testbed.node(node).addresses[0].to_string();
@@ -150,7 +150,7 @@ fn closed_connections_leave_nothing_behind_at_either_end() {
     let rounds = wanted.unwrap_or_else(|_| "3".into());
     let limit = LIMIT * rounds.parse::<u32>().expect("a number").div_ceil(10);
     let place = Place::new();
-    // On tmpfs, like the default directory: a disk takes twice as long.
+    // Use tmpfs, like the default directory: a disk takes twice as long.
     let memory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
     let memory = memory.expect("a folder");
     let many = |words: &[&str]| {

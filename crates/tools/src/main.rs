@@ -152,7 +152,7 @@ fn main() -> ExitCode {
     if logs_json {
         log.json().flatten_event(true).init();
     } else if !is_asked && !arguments.command.is_agent() {
-        // Among the messages of a command for people.
+        // Log lines appear among the messages of a command.
         log.without_time()
             .with_ansi(std::io::stderr().is_terminal())
             .init();

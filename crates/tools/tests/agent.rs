@@ -259,7 +259,7 @@ fn an_agent_answers_for_a_stopped_program_but_not_for_a_killed_one() {
     endpoint.drain(PATIENCE).expect("open");
     receiver.stop();
     endpoint.send(b"is anybody there?").expect("there is room");
-    // Longer than the timeout of 3 s.
+    // Wait longer than the timeout of 3 s.
     let waited = endpoint.receive_timeout(Duration::from_secs(5));
     assert!(waited.is_err());
     assert_eq!(node.take_departures(), [], "its agent vouches for it");

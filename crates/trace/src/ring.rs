@@ -119,7 +119,7 @@ impl Ring {
             let at = self.block_at(self.sequence);
             self.sequence += 1;
             self.used = 0;
-            // In this order, so that a reader does not take old records for new ones.
+            // Store in this order, so that a reader does not take old records for new ones.
             self.window.word(at + 8).store(0, Ordering::Release);
             let sequence = self.window.word(at);
             sequence.store(self.sequence.to_le(), Ordering::Release);

@@ -49,7 +49,7 @@ pub(crate) fn serve(args: &ServerArgs, output: &mut Output<'_>) -> Result<(), Re
         })?;
     let machine = Machine {
         description: machine::description(),
-        // Not the first core, which handles most interrupts and is the client's on the same machine.
+        // Avoid the first core, which handles most interrupts and is the client's on the same machine.
         core: Cores::choose()?.follow,
         has_bpf: has_bpf() && !own.is_loopback(),
     };
@@ -155,7 +155,7 @@ impl Server<'_> {
                 self.client = None;
                 Some(format!("node {} is done", from.node))
             }
-            // From a client that was rejected or is considered gone.
+            // The request is from a client that was rejected or is considered gone.
             _ => None,
         }
     }

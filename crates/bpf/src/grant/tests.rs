@@ -77,7 +77,7 @@ fn what_is_granted_is_held_and_an_end_of_the_broker_is_seen_and_made_good() {
     assert_eq!(grant.check(0), GrantEvent::Unchanged);
     drop(connection);
     assert_eq!(grant.check(5), GrantEvent::Lost);
-    // Not at once, but after a second it offers its ring to the broker that listens then.
+    // After a second, not earlier, it offers its ring to the broker that listens then.
     assert_eq!(grant.check(10), GrantEvent::Unchanged);
     assert_eq!(grant.check(9 + RETRY_NS), GrantEvent::Unchanged);
     assert!(grant.connection().is_none());

@@ -233,7 +233,7 @@ impl Program {
                 step.push = Some(parts);
             }
             if alive.len() > 2 && rng.random_bool(0.2) {
-                // Not the area just pushed, which is not registered yet.
+                // Skip the area just pushed, which is not registered yet.
                 let which = rng.random_range(1..alive.len() - 1);
                 step.pop = Some(alive.remove(which));
             }

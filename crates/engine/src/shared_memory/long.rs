@@ -142,7 +142,7 @@ impl SharedMemory {
         keep: PayloadOwner<'_>,
     ) -> Result<LongId, Blocked> {
         let (payload, total) = (content.payload, content.payload.len() as u64);
-        // Checked first, because a message that has begun cannot be taken back.
+        // Check this first, because a message that has begun cannot be taken back.
         let connection = self.connection(edge.peer).ok_or(Blocked::Gone(None))?;
         let begun = machine.begin(now, edge, content.charged_bytes());
         if begun.is_err() {

@@ -409,7 +409,7 @@ mod tests {
                 opened(&mut two, &packet, !encrypts),
                 Err(DropReason::Forged)
             );
-            // Rejected if it is sent back to its sender.
+            // A packet sent back to its sender is rejected.
             assert_eq!(opened(&mut one, &packet, encrypts), Err(DropReason::Forged));
             assert_eq!(opened(&mut two, &packet, encrypts), Ok(text));
             assert_eq!(

@@ -522,7 +522,7 @@ impl Hub {
         let (mut taken, moved) = self.poll_ring(index, limit, take);
         if moved {
             self.switch_ring(index);
-            // At most once per call: a hostile peer could switch rings forever.
+            // Switch rings at most once per call: a hostile peer could switch rings forever.
             taken += self.poll_ring(index, limit - taken, take).0;
         }
         taken

@@ -57,7 +57,7 @@ impl OwnProbe {
     /// Makes reads by peers fail, including those in progress: the probe is read last.
     pub fn invalidate(&self) {
         self.word.store(!self.number, Ordering::Release);
-        // Before any write to memory that peers could read.
+        // The fence precedes any write to memory that peers could read.
         fence(Ordering::SeqCst);
     }
 

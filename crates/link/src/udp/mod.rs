@@ -370,7 +370,7 @@ impl Udp {
         match error {
             // No such option, or an interface without checksum offload.
             Errno::IO | Errno::NOPROTOOPT | Errno::OPNOTSUPP => self.joining.is_on = false,
-            // Too long for the path, or unknown: sending one by one shows which.
+            // A frame is too long for the path, or the error is unknown: sending one by one shows which.
             Errno::INVAL | Errno::MSGSIZE => {
                 progress.is_unclear = error == Errno::INVAL;
                 progress.unreachable_before = self.stats.unreachable;

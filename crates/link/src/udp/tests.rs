@@ -163,7 +163,7 @@ fn small_frames_are_sent_as_one_message_if_both_sides_request_it() {
     }
     assert_eq!(plain.caps().small_run_frames, 1);
     let frames = [vec![1; 1000], vec![2; 1000], vec![3; 10]];
-    // Through the bound socket first, then through a connected one.
+    // Send through the bound socket first, then through a connected one.
     for any_port in [false, true] {
         for round in 0..40 {
             for link in [&mut joining, &mut plain] {

@@ -155,7 +155,7 @@ pub(crate) fn frames_too_long_are_refused_and_empty_ones_taken_and_lost(make: Ma
             head: bytes,
             payload: &[],
         });
-        // Each time as if the previous frame had been removed.
+        // Each case behaves as if the previous frame had been removed.
         for (from, taken) in [(0, 1), (2, 2), (5, 1)] {
             let sent = world.links[0].send(0, &batch[from..]);
             assert_eq!(sent.expect("works"), taken, "{class:?} from {from}");

@@ -137,7 +137,7 @@ fn run(service: &Service, lock: &File, path: &Path) {
     let mut warning = WarningInterval::default();
     loop {
         let waited = flock(lock, FlockOperation::LockExclusive).and_then(|()| {
-            // As long as this process serves; then the lock goes to the next process.
+            // The lock is held as long as this process serves; then the lock goes to the next process.
             let mut next = Next::Again;
             while next == Next::Again && !directory_lock::has_agent(&service.registry)? {
                 next = serve(service, &mut warning);

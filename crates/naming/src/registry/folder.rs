@@ -27,7 +27,7 @@ pub(super) fn make_private(path: &Path) -> Result<(), RegistryError> {
         .mode(0o700)
         .create(path)
         .or_else(|cause| match cause.kind() {
-            // Checked below, with a better message.
+            // The check below has a better message.
             io::ErrorKind::AlreadyExists => Ok(()),
             _ => Err(cause),
         })
@@ -93,7 +93,7 @@ pub(super) struct Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // Unlocked explicitly: a child forked in the meantime has a copy of the descriptor.
+        // Unlock explicitly: a child forked in the meantime has a copy of the descriptor.
         let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
     }
 }

@@ -38,7 +38,7 @@ impl Registry {
         // Packets stay on this machine, where other users cannot read or change them.
         let key = ClusterKey::random().map_err(folder::failed("making", &path))?;
         let key = key.with_security(Security::Off);
-        // Renamed into place whole: a process killed here leaves no truncated key.
+        // Rename a complete file into place: a process killed here leaves no truncated key.
         let fresh = self.folder.join("key.new");
         folder::remove(&fresh)?;
         key.save(&fresh).map_err(failed)?;

@@ -68,7 +68,7 @@ pub(super) fn read_living(folder: &Path, name: &Path) -> Result<Option<Owner>, R
 pub(super) fn is_alive(path: &Path) -> Result<bool, RegistryError> {
     match living(path) {
         Ok(record) => Ok(record.is_some()),
-        // Locked, so its owner lives and it must not be removed.
+        // The file is locked, so its owner lives and it must not be removed.
         Err(RegistryError::Corrupt { .. }) => Ok(true),
         Err(error) => Err(error),
     }

@@ -289,7 +289,7 @@ fn resolve_remote(
             // Replies from the old address no longer matter.
             lookup.sockets.clear();
         }
-        // Not repeated at once after an early negative reply.
+        // Do not repeat the query immediately after an early negative reply.
         std::thread::sleep(attempt_ends.saturating_duration_since(Instant::now()));
     }
 }
@@ -517,7 +517,7 @@ impl Wait {
     fn next_pause(&mut self) -> Duration {
         let pause = self.pause;
         self.pause = (self.pause * 2).min(LAST_PAUSE);
-        // At least the first pause, so that a reply can arrive even with a timeout of zero.
+        // Wait at least the first pause, so that a reply can arrive even with a timeout of zero.
         pause.min(self.timeout.saturating_sub(self.elapsed()).max(FIRST_PAUSE))
     }
 

@@ -63,7 +63,7 @@ impl Refusals {
 impl Responder {
     /// For the node of this registry, with its directory at this address.
     pub(super) fn new(registry: &Registry, address: IpAddr) -> Responder {
-        // As of now. Processes opened under another MTU keep theirs.
+        // Use the present limit. Processes opened under another MTU keep theirs.
         let max_packet_bytes = dipole_link::udp::longest_frame_bytes(address)
             .ok()
             .and_then(|bytes| u16::try_from(bytes).ok())
@@ -124,7 +124,7 @@ impl Responder {
             nonce: opened.header.nonce,
         };
         let response = authenticator.seal_to_length(header, &response, length_bytes);
-        // Never longer than the query: its source address may be forged.
+        // Never reply with more bytes than the query has: its source address may be forged.
         Ok(match response.len() <= packet.len() {
             true => Action::Respond(response),
             false => Action::Ignore,

@@ -231,7 +231,7 @@ fn a_process_killed_while_claiming_holds_up_no_other() {
     for _ in 0..12 {
         let mut process = Process::start(NAME, folder.path());
         assert_eq!(process.says(), "ready");
-        // After some work, so that the kill happens at any point.
+        // Kill after some work, so that it happens at any point.
         for _ in 0..50 {
             let _ = registry(folder.path()).lookup(EndpointId(7)).unwrap();
         }

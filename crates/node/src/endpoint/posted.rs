@@ -38,7 +38,7 @@ impl Endpoint {
             queue: queue.id(),
         };
         self.inner.driver.with(|state, now| {
-            // Checked under the lock, because another thread may close it.
+            // Check this under the lock, because another thread may close it.
             if self.is_ended() {
                 return Err(ReceiveError::Ended);
             }

@@ -399,7 +399,7 @@ fn pieces_are_written_only_where_their_first_head_permits() {
             run(&mut *attacker, MOMENT);
             is_guarded(victim.open.memory(), 1024..BYTES);
         }
-        // Longer than its destination, from the first piece on.
+        // The message is longer than its destination, from the first piece on.
         let short = region(&victim.endpoint, Rights::ALL);
         let key = short.key().0;
         let mut pieces = put_in_two(key, put(key, 0), 512, 1 << 20);

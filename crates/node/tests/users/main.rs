@@ -45,7 +45,7 @@ impl Stage {
         let folder = tempfile::tempdir().expect("a folder");
         let stage = Stage { folder };
         open_to(&stage.path(""), 0o755);
-        // Copied by another process, so that no process started by a concurrent test inherits the
+        // Copy in another process, so that no process started by a concurrent test inherits the
         // open file: a file that is open for writing cannot be executed.
         let this = std::env::current_exe().expect("this");
         let copied = Command::new("cp")

@@ -152,7 +152,7 @@ impl World {
 
 /// Visits all states. Returns their number, or the first violation.
 fn explore(packets: &[u32], departures: u32) -> Result<usize, String> {
-    // So many peers have sent at the same time that none may send without a grant.
+    // Too many peers have sent at the same time: none may send without a grant.
     let (grants, now, mut peers) = overflowed(64);
     peers.truncate(packets.len());
     let sender = |packets: &u32| Sender {

@@ -202,7 +202,7 @@ impl Machine {
         proven: bool,
     ) -> Result<(), DropReason> {
         let hello = Hello::parse(packet.body()).map_err(|_| DropReason::Malformed)?;
-        // First of all, so that only a process that has sent a hello gets any other answer.
+        // Check the cookie first, so that only a process that has sent a hello gets any other answer.
         if !self.cookies.check(now, from, &hello) {
             let cookie = self.cookies.make(now, from, &hello);
             let packet = HandshakePacket::Challenge(hello.connection, (cookie, hello.incarnation));

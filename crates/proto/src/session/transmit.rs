@@ -262,7 +262,7 @@ impl Session {
         if repeat {
             header.flags.set(Flags::REPEAT);
             shared.stats.repeats += 1;
-            // Settle its former number first, so that this packet reports that.
+            // Settle the unit's former number first, so that this packet reports it.
             self.settle_lanes();
         } else if piece.part.index == 0 {
             shared.stats.units_sent += 1;
@@ -343,7 +343,7 @@ impl Session {
             None => self.control_header(kind),
         };
         self.acknowledge_in(&mut header, shared);
-        // At most as long as every path allows, because they report losses on the other lanes.
+        // Control packets are as short as every path allows, because they report losses on the other lanes.
         let mut limit = bytes.len().min(CONTROL_BYTES);
         if !self.lanes[index].path.is_heard() {
             limit = limit.min(self.paths.unproven_left());

@@ -79,7 +79,7 @@ unsafe extern "C-unwind" fn accept4(
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
-    // Before the call, since another thread may get the number at once.
+    // Forget it before the call, since another thread may get the number at once.
     forget(fd);
     // SAFETY: the caller's argument is passed on unchanged.
     unsafe { real!(close: fn(c_int) -> c_int)(fd) }

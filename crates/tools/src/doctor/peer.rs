@@ -121,7 +121,7 @@ fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<F
         usize::from(presence.max_packet_bytes),
         patience,
     );
-    // Last, because it leaves the socket in busy polling.
+    // This comes last, because it leaves the socket in busy polling.
     let polling = own
         .device
         .map(|device| busy_poll::examine(prober, device, patience));

@@ -189,7 +189,7 @@ fn what_is_no_file_of_a_rank_is_refused_and_said() {
     std::os::unix::fs::symlink("/dev/zero", at("rank-0.trace")).expect("ours");
     assert!(why().contains("not a regular file"), "{}", why());
     std::fs::remove_file(at("rank-0.trace")).expect("ours");
-    // Nor read a file that no program has written.
+    // A file of this size cannot be a trace, so it must not be read.
     let huge = std::fs::File::create(at("rank-0.trace")).expect("ours");
     huge.set_len(1 << 40).expect("without blocks");
     assert!(why().contains("longer than any trace"), "{}", why());

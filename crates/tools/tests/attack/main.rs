@@ -561,7 +561,7 @@ fn join(scene: &Scene) {
         let got = scope.spawn(|| {
             scene.testbed.inside(2, || {
                 let message = inbox.receive_timeout(PATIENCE);
-                // So that the message is acknowledged.
+                // Receive once more, so that the message is acknowledged.
                 let nothing_more = inbox.receive_timeout(Duration::from_millis(300));
                 assert!(nothing_more.is_err());
                 message

@@ -16,7 +16,7 @@ fn flood(nodes: &[(u32, SocketAddrV4)], seed: u64, over: &AtomicBool, sent: &Ato
     socket.set_nonblocking(true).expect("a flag");
     let mut random = packets::Random(seed);
     let raw = attacker::Raw::open();
-    // Created once: only the rate matters.
+    // Create the packets once: only the rate matters.
     let made: Vec<(SocketAddrV4, Vec<u8>)> = (0..64)
         .flat_map(|_| nodes.to_vec())
         .map(|(node, to)| {

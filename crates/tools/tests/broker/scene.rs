@@ -145,7 +145,7 @@ impl Scene {
     pub(crate) fn program(&self) -> PathBuf {
         let program = self.path("dipole");
         if !program.exists() {
-            // Copied by another process: otherwise a process that another test starts could inherit
+            // Copy in another process: otherwise a process that another test starts could inherit
             // the open copy, which then could not be executed.
             let this = Path::new(env!("CARGO_BIN_EXE_dipole"));
             let copied = Command::new("cp").args([this, &program]).status();

@@ -140,7 +140,7 @@ fn healthy_closed_and_wrong_nodes_on_loopback_are_distinguished() {
         &["the host is up", found, start],
     );
 
-    // On node 2 its own directory is there; then node 3 is at node 2's port.
+    // First node 2's own directory is at its port, then node 3's.
     let report = place.report(&["--hosts", path, "--nid", "2"]);
     report.expect(
         "own directory",

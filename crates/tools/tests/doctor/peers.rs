@@ -82,7 +82,7 @@ fn a_firewall_that_passes_only_the_directory_is_detected() {
     };
     let receiver = transfer(2, &["recv", "2:8"]);
     let sender = transfer(1, &["send", "2:8"]);
-    // So much fits into a pipe.
+    // This much fits into a pipe.
     let sent = vec![7; 50_000];
     sender
         .stdin

@@ -351,7 +351,7 @@ mod tests {
     #[test]
     fn few_looks_of_a_program_that_gives_its_core_away_are_a_wait() {
         let polls = PollTracker::default();
-        // Not every wait: CPU time of a busy host may be taken for the program's.
+        // Do not require every wait: CPU time of a busy host may be taken for the program's.
         let kept = |waits: usize| {
             let wait = || {
                 polls.empty_poll();

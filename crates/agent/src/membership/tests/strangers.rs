@@ -108,7 +108,7 @@ fn a_bystander_receives_no_more_than_a_stranger_sends() {
             sent += packet.len();
             cluster.put(DELAY, bystander, address(0), packet);
         }
-        // From an address that has responded, about other nodes and more addresses of its own.
+        // A sender whose address has responded claims other nodes and more addresses of its own.
         let mut sender = forged(100, 9, own);
         sender.facts.addresses.push(bystander.ip());
         let named: Vec<_> = (200..230)
@@ -471,7 +471,7 @@ fn a_forged_duplicate_nid_report_ends_no_agent_and_starts_no_storm() {
     cluster.until_agreed(4, Duration::from_secs(20));
     cluster.run(Duration::from_secs(15));
     let (before, sent) = (cluster.announced, cluster.count);
-    // To each node in the name of each, with the incarnation from its announcement.
+    // Forged packets go to each node in the name of each, with the announced incarnation.
     let mut forged = 0;
     for (to, named, whose) in (0..64).map(|at| (at % 4, at / 4 % 4, at / 16)) {
         let claim = Member {
