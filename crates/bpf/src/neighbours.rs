@@ -132,7 +132,7 @@ impl Neighbours {
         self.state
     }
 
-    /// The route to an address. `None` if there is none from this interface now, or if this packet
+    /// The route to an address. `None` if this interface has no route now, or if this packet
     /// must make the kernel confirm a neighbour; send it through the socket. Never waits.
     #[inline]
     pub fn route(&mut self, now_ns: u64, to: IpAddr) -> Option<&Route> {

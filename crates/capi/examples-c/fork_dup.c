@@ -73,7 +73,7 @@ int main(void)
     CHECK(watcher >= 0);
     CHECK(dp_target(watcher, 1, 2) == 0);
     CHECK(close(to) == 0);
-    while (dp_write(watcher, "anybody?", 8) == 8) {
+    while (dp_write(watcher, "respond?", 8) == 8) {
         CHECK(dp_drain(watcher, -1) == 0 || errno == ECONNREFUSED);
     }
     CHECK(errno == ECONNREFUSED);

@@ -36,7 +36,7 @@ pub(crate) struct Handle {
     pub(crate) targets: Targets,
     /// Another number refers to the same endpoint, so this one may be closed while it lives.
     copied: AtomicBool,
-    /// Whether `O_NONBLOCK` was set when the flags were last read.
+    /// True if `O_NONBLOCK` was set when the flags were last read.
     nonblocking: AtomicBool,
     /// How long a call waits before it reads the flags.
     pub(crate) probe: Duration,

@@ -102,7 +102,7 @@ impl Waiters {
         }
     }
 
-    /// Makes the thread the leader if there is none; true if it is the leader.
+    /// Makes the thread the leader if the role is free; true if it is the leader.
     #[inline]
     pub(super) fn try_lead(&mut self, id: WaiterId) -> bool {
         *self.leader.get_or_insert(id) == id

@@ -1,6 +1,6 @@
 //! Runs port handlers between steps, without the lock.
 //!
-//! A thread that waits or polls runs the work it finds after each step; if there is no such
+//! A thread that waits or polls runs the work it finds after each step; without such a
 //! thread, the progress thread runs it. A handler may itself wait in the driver, where it runs
 //! other work; the nesting is bounded.
 

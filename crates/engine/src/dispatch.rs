@@ -147,7 +147,7 @@ impl Dispatch {
         self.assemblies.len()
     }
 
-    /// Delivers a message that `fill` writes; false if there is no such endpoint.
+    /// Delivers a message that `fill` writes; false if the endpoint does not exist.
     #[inline]
     pub(super) fn deliver(
         &mut self,
@@ -167,7 +167,7 @@ impl Dispatch {
         true
     }
 
-    /// Delivers the notice of a put; false if there is no such endpoint.
+    /// Delivers the notice of a put; false if the endpoint does not exist.
     pub(super) fn deliver_notice(
         &mut self,
         arrival: &Arrival,
@@ -276,7 +276,7 @@ impl Dispatch {
         waiting.saturating_sub(placed) + in_buffers.count() + unknown
     }
 
-    /// Lets `write` fill a part of an incomplete message; `None` if there is no such message.
+    /// Lets `write` fill a part of an incomplete message; `None` if the message does not exist.
     pub(super) fn fill(
         &mut self,
         (edge, sequence): (EdgeId, u64),

@@ -26,7 +26,7 @@ pub enum AnyLink {
 }
 
 impl AnyLink {
-    /// Sum of the counters of all bpf links; `None` if there are none.
+    /// Sum of the counters of all bpf links; `None` without a bpf link.
     #[must_use]
     pub fn bpf_stats(&self) -> Option<BpfStats> {
         match self {

@@ -551,7 +551,7 @@ impl Engine {
         }
     }
 
-    /// Whether messages can be sent to a peer.
+    /// True if messages can be sent to a peer.
     ///
     /// # Errors
     /// [`Blocked::Gone`].

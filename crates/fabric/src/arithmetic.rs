@@ -80,7 +80,7 @@ impl Operation {
         }
     }
 
-    /// Whether the operation reads, and whether it writes.
+    /// Returns two flags: the operation reads, and it writes.
     pub(crate) fn access(self) -> (bool, bool) {
         (self.mode != Mode::Update, self.op != FI_ATOMIC_READ)
     }

@@ -56,7 +56,7 @@ impl Direction {
         self.flags.load(Ordering::Relaxed)
     }
 
-    /// Whether the success of an operation with these flags is reported.
+    /// True if the success of an operation with these flags is reported.
     #[inline]
     fn reports(&self, flags: u64) -> bool {
         flags & FI_COMPLETION != 0 || !self.is_selective.load(Ordering::Relaxed)

@@ -204,7 +204,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Whether a message of this length is sent whole instead of being offered.
+    /// True if a message of this length is sent whole instead of being offered.
     #[inline]
     fn is_eager(&mut self, to: &Name, length: usize) -> Result<bool, Failure> {
         if length <= EAGER_BYTES {

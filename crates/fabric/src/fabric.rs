@@ -84,7 +84,7 @@ unsafe extern "C" fn open(
         ops: &FABRIC_OPS,
         api_version: API_VERSION,
     };
-    // SAFETY: valid for writes by libfabric's contract.
+    // SAFETY: libfabric guarantees that the pointer is valid for writes.
     call(|| unsafe { export(out, fabric, ()) })
 }
 

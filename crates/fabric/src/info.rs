@@ -290,7 +290,7 @@ impl Offer {
 /// Allocates the information about what is offered to a program with these hints.
 ///
 /// # Safety
-/// `hints` is null or passed by libfabric; `out` is null or valid for writes.
+/// `hints` is null or from libfabric; `out` is null or valid for writes.
 pub(crate) unsafe fn getinfo(hints: *const Info, out: *mut *mut Info) -> Result<c_int, Failure> {
     let mut offer = Offer::all();
     // SAFETY: the arguments are valid by contract.

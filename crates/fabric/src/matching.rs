@@ -23,7 +23,7 @@ pub struct Criteria {
 }
 
 impl Criteria {
-    /// Whether a message with this source and tag matches.
+    /// True if a message with this source and tag matches.
     #[must_use]
     pub fn matches(&self, source: u64, tag: u64) -> bool {
         (self.tag ^ tag) & !self.ignore == 0

@@ -28,7 +28,7 @@ impl fmt::Display for Member {
 /// and their calls fail with the same error.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
-    /// The list of members is invalid here, or there is no such rank.
+    /// The list of members is invalid here, or the rank does not exist.
     #[error("cannot join the group: {cause}")]
     Members {
         /// The fault of the list.

@@ -1,6 +1,6 @@
 //! Memory that other processes access through this one: the basis of remote memory operations.
 //!
-//! A [`Region`] owns zeroed memory, or refers to memory that its creator vouches for. Its clones
+//! A [`Region`] owns zeroed memory, or refers to memory for which its creator is responsible. Its clones
 //! access the same bytes one at a time, so no data race is possible through them; which bytes
 //! each may access is agreed at a higher level. After [`revoke`](Region::revoke) all access
 //! fails.

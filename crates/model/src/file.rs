@@ -53,7 +53,7 @@ pub enum ProfileError {
     },
 }
 
-/// Reads the profile of a link. `None` if there is none.
+/// Reads the profile of a link. `None` if it does not exist.
 pub(crate) fn read<T: DeserializeOwned>(
     directory: &Path,
     link: &str,

@@ -35,7 +35,7 @@ pub struct Parameters {
     pub g_ns_per_byte: f64,
     /// Speed of a rank in Mflop/s.
     pub s_mflops: f64,
-    /// Whether they were measured or interpolated.
+    /// Origin of the parameters: measured or interpolated.
     pub basis: Basis,
 }
 

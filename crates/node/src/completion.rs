@@ -51,7 +51,7 @@ impl CompletionQueue {
         self.wait_until(Timeout::Zero)
     }
 
-    /// Waits for the next completion for at most `timeout`; `None` if there was none.
+    /// Waits for the next completion for at most `timeout`; `None` after the time-out.
     ///
     /// # Errors
     /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].

@@ -32,7 +32,7 @@ pub mod variables {
     pub const PORTS: &str = "DIPOLE_PORTS";
     /// How long a waiting thread spins, in microseconds.
     pub const SPIN_MICROSECONDS: &str = "DIPOLE_SPIN_US";
-    /// A peer that is silent for this many milliseconds is gone, unless its node vouches for it.
+    /// A peer that is silent for this many milliseconds is gone, unless its node reports that it is alive.
     pub const PEER_TIMEOUT_MS: &str = "DIPOLE_PEER_TIMEOUT_MS";
     /// Faults to inject when sending, for example `drop=0.01,seed=7`.
     pub const FAULT: &str = "DIPOLE_FAULT";
@@ -50,7 +50,7 @@ pub mod variables {
     pub const BROKER: &str = "DIPOLE_BROKER";
     /// Bytes of each interface's receive ring, a power of two.
     pub const RING_BYTES: &str = "DIPOLE_RING_BYTES";
-    /// Whether polling a socket also polls the network card: 0 or 1.
+    /// 1 if polling a socket also polls the network card, otherwise 0.
     pub const BUSY_POLL: &str = "DIPOLE_BUSY_POLL";
     /// Limit of unread bytes in this process, separately over the network and in shared memory.
     pub const POOL_BYTES: &str = "DIPOLE_POOL_BYTES";
@@ -119,7 +119,7 @@ pub struct Config {
     pub links: Links,
     /// Bytes of each interface's receive ring, if it has one; a power of two.
     pub ring_bytes: u32,
-    /// Whether an empty poll of a UDP socket also polls the card's receive queue, so that spinning
+    /// True if an empty poll of a UDP socket also polls the card's receive queue, so that spinning
     /// threads need not wait for an interrupt. `dipole doctor` reports where this helps.
     pub busy_poll: bool,
     /// The socket of the agent that lends rings to unprivileged processes.

@@ -305,7 +305,7 @@ impl Edge {
     }
 
     /// Cancels a posted operation with this context that has not started. It completes as
-    /// [`SendError::Cancelled`]. False if there is none.
+    /// [`SendError::Cancelled`]. False if it does not exist.
     #[must_use]
     pub fn cancel(&self, context: Context) -> bool {
         if self.inner.is_forked() {

@@ -234,7 +234,7 @@ impl EdgeTable {
         Ok(id)
     }
 
-    /// The cached edge of an endpoint to an address. Creates one if there is none or it has
+    /// The cached edge of an endpoint to an address. Creates one if it does not exist or has
     /// failed.
     pub(crate) fn cached(
         &mut self,

@@ -138,7 +138,7 @@ impl ProcessState {
         self.engine.renew_proofs(now);
     }
 
-    /// Applies what the liveness probe found out about a silent peer. The frames it held become
+    /// Applies what the liveness probe reported about a silent peer. The frames it held become
     /// free if it is gone.
     pub(crate) fn judge(&mut self, now: Instant, peer: PeerId, verdict: Verdict) {
         self.engine.judge(now, peer, verdict);

@@ -121,7 +121,7 @@ fn a_task_that_sends_to_a_missing_endpoint_gets_an_error() {
     let node = node.expect("a node on loopback");
     let outbox = node.endpoint(EndpointId(8)).expect("free");
     let edge = outbox.edge(Address::new(1, 99)).expect("usable");
-    let sent = block_on(edge.send_async(b"anybody?"));
+    let sent = block_on(edge.send_async(b"respond?"));
     assert!(
         matches!(sent, Err(SendError::Unreachable { .. })),
         "{sent:?}"

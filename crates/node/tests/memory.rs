@@ -335,7 +335,7 @@ fn an_idle_process_of_this_node_costs_at_most_four_kib() {
             current: maximum,
             maximum,
         };
-        setrlimit(Resource::Nofile, all).expect("anybody may");
+        setrlimit(Resource::Nofile, all).expect("no privileges are needed");
         let open = |id| {
             let node = Node::open(at(runtime.as_ref())).expect("a node");
             let endpoint = node.endpoint(EndpointId(id)).expect("free");

@@ -1,4 +1,4 @@
-//! Silent processes: stopped ones whose node vouches for them, stopped ones without another process
+//! Silent processes: stopped ones that their node reports as alive, stopped ones without another process
 //! on their node, and killed ones.
 
 #![allow(missing_docs, reason = "tests")]
@@ -176,7 +176,7 @@ fn a_stopped_process_is_not_gone_while_its_node_vouches_for_it() {
     endpoint.send(b"are you there?").expect("sent");
     let nothing = endpoint.receive_timeout(4 * TIMEOUT);
     assert!(nothing.is_err(), "a stopped process answers");
-    assert_eq!(node.take_departures(), [], "its node vouches for it");
+    assert_eq!(node.take_departures(), [], "its node reports it as alive");
     echo.signal(Signal::CONT);
     let answer = endpoint.receive_timeout(PATIENCE).expect("an answer");
     assert_eq!(&*answer, b"are you there?");

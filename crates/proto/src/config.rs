@@ -54,9 +54,9 @@ pub struct Config {
     /// Longest pause between repeated ack requests, tails, hellos and credit requests.
     pub max_timeout_ns: u64,
     /// After this much silence of a peer that owes an answer, [`Event::Suspected`](crate::Event::Suspected)
-    /// is reported, and again after the same time if a third party has vouched for it.
+    /// is reported, and again after the same time if a third party has confirmed that it is alive.
     pub suspect_after_ns: u64,
-    /// After this much silence a peer that owes an answer is gone, unless a third party vouches for it.
+    /// After this much silence a peer that owes an answer is gone, unless a third party confirms that it is alive.
     pub peer_timeout_ns: u64,
     /// An idle peer gets a keepalive after this time without packets.
     pub idle_check_ns: u64,

@@ -310,7 +310,7 @@ pub(crate) struct Lane {
     pub(crate) out: LaneOut,
     pub(crate) incoming: LaneIn,
     pub(crate) timeouts: LaneTimeouts,
-    /// Whether packets sent there arrive.
+    /// State of the path: packets sent there arrive or not.
     pub(crate) path: PathState,
     /// The lowest number that the peer misses, as far as it has reported.
     pub(crate) missing_from: u64,

@@ -1,4 +1,4 @@
-//! Whether packets get to an address of the peer, and answers back. Spec §5.3.
+//! Tracks whether packets get to an address of the peer, and answers back. Spec §5.3.
 //!
 //! [`PathState`] describes one lane and has no clock: the session decides when to probe. Data is
 //! sent only to addresses that have answered or that the handshake has used.

@@ -1,6 +1,6 @@
 //! Memory for received messages, one pool for all peers. Spec §5.4.
 
-/// Whether an arrival may use the pool.
+/// Answer to an arrival's request for room in the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
     /// The pool has enough room.
@@ -28,7 +28,7 @@ impl Pool {
         }
     }
 
-    /// Whether an arrival may take `bytes`. The reserve is for the next unit in sequence (thesis
+    /// Checks whether an arrival may take `bytes`. The reserve is for the next unit in sequence (thesis
     /// §5.3, second rule), because what that completes can be consumed.
     pub(crate) fn admit(&self, bytes: u64, next_in_sequence: bool) -> Admission {
         let free = self.capacity.saturating_sub(self.used);

@@ -46,7 +46,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// Whether an operation with this many bytes of data, sent to the endpoint `target`, is allowed.
+    /// True if an operation with this many bytes of data, sent to the endpoint `target`, is allowed.
     ///
     /// # Errors
     /// The outcome to return to the peer.

@@ -1,4 +1,4 @@
-//! Whether a thread spends its next wait spinning instead of sleeping, since a wake-up takes
+//! Decides whether a thread spends its next wait spinning instead of sleeping, since a wake-up takes
 //! longer than most answers of a process on the next core. `docs/design/sockets.md` §7.
 
 use std::sync::atomic::AtomicU32;

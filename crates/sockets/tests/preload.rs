@@ -22,7 +22,7 @@ fn python(place: &Place, script: &str, words: &[&str], with: bool) -> Command {
     command
 }
 
-/// Bytes carried by TCP and in total, from a last line `x of y`.
+/// Bytes carried over TCP and in total, from a last line `x of y`.
 fn carried(text: &[u8]) -> (u64, u64) {
     let text = String::from_utf8_lossy(text);
     let line = text.lines().last().unwrap_or_default();

@@ -29,7 +29,7 @@ pub(crate) fn is_ip(frame: &[u8]) -> bool {
     matches!(u16_at(frame, 12), Some(IPV4 | IPV6))
 }
 
-/// Flips one bit of the payload, chosen by `choice` modulo their number. False if there is none.
+/// Flips one bit of the payload, chosen by `choice` modulo their number. False if the payload is empty.
 ///
 /// Clears the checksum of UDP over IPv4. Otherwise the receiving kernel would drop the packet, and
 /// damage would be the same as loss.

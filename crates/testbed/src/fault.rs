@@ -24,7 +24,7 @@ pub struct Faults {
     pub drop: f64,
     /// The frame arrives twice.
     pub repeat: f64,
-    /// The frame is overtaken by 1 to 8 frames to the same node, or held for 10 ms if there are none.
+    /// The frame is overtaken by 1 to 8 frames to the same node, or held for 10 ms without later frames.
     pub reorder: f64,
     /// The frame is held for [`delay_time`](Self::delay_time) and not reordered.
     pub delay: f64,

@@ -87,7 +87,7 @@ pub(crate) fn kill_all(namespace: &str) -> io::Result<usize> {
     let deadline = Instant::now() + DEATH_TIMEOUT;
     // A process that exits slowly is found more than once.
     let mut killed = HashSet::new();
-    // Repeat until there are none, because those found may have forked.
+    // Repeat until no process is found, because those found may have forked.
     loop {
         let living = processes_in(&id)?;
         if living.is_empty() {

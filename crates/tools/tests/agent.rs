@@ -258,11 +258,11 @@ fn an_agent_answers_for_a_stopped_program_but_not_for_a_killed_one() {
     let endpoint = reach(&node, 1);
     endpoint.drain(PATIENCE).expect("open");
     receiver.stop();
-    endpoint.send(b"is anybody there?").expect("there is room");
+    endpoint.send(b"a question").expect("there is room");
     // Wait longer than the timeout of 3 s.
     let waited = endpoint.receive_timeout(Duration::from_secs(5));
     assert!(waited.is_err());
-    assert_eq!(node.take_departures(), [], "its agent vouches for it");
+    assert_eq!(node.take_departures(), [], "its agent reports it as alive");
 
     receiver.kill();
     let begun = Instant::now();

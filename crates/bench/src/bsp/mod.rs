@@ -160,7 +160,7 @@ enum SuperstepsError {
     #[error("--link bpf needs root and namespaces of its own ({0}); leave it out")]
     NoBpf(String),
     #[error(
-        "--rate-mbit shapes the network between namespaces, and there are none ({0}); leave it out"
+        "--rate-mbit shapes the network between namespaces, which are not available ({0}); leave it out"
     )]
     NotShaped(String),
     #[error("--on veth is for links between nodes; name one of them: --link udp, tcp or bpf")]

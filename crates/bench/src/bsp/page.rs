@@ -148,7 +148,7 @@ fn exchange(p: u32, rows: &[&Row]) -> Chart {
     Chart {
         id: format!("exchange-{p}"),
         title: "Total exchange".into(),
-        text: "Time of a superstep in which everybody sends to everybody, by the better call of \
+        text: "Time of a superstep in which all ranks send to all ranks, by the better call of \
                each subject. Less is better.",
         x: (Scale::Bytes, "h, bytes"),
         y: (Scale::Number, "time of a superstep, µs"),

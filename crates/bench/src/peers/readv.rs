@@ -20,7 +20,7 @@ use crate::work::Workload;
 /// From this length on the kernel copies messages.
 const LONG_BYTES: usize = 2048;
 
-/// Address of the pending message; 0 if there is none.
+/// Address of the pending message; 0 if no message is pending.
 #[repr(align(128))]
 struct Offer(AtomicUsize);
 

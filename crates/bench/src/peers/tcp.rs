@@ -30,7 +30,7 @@ fn connect<const COUNT: usize>(job: &Job, meet: Meet) -> io::Result<[TcpStream; 
             let connect = |_| {
                 TcpStream::connect_timeout(&to, GIVE_UP).map_err(|error| {
                     let told = format!(
-                        "cannot connect to {to} by TCP: {error}; does a firewall drop it? \
+                        "cannot connect to {to} over TCP: {error}; does a firewall drop it? \
                          --subjects dipole leaves sockets out"
                     );
                     io::Error::new(error.kind(), told)

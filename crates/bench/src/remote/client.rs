@@ -146,7 +146,7 @@ impl Talk {
         self.edge.send_timeout(&to_bytes(request), PATIENCE)
     }
 
-    /// Returns the next reply other than `Alive`, or why there is none.
+    /// Returns the next reply other than `Alive`, or the reason for its absence.
     fn receive(&self, limit: Duration) -> Result<Answer, String> {
         let begun = Instant::now();
         loop {

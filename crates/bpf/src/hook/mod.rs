@@ -214,7 +214,7 @@ impl Hook {
         })
     }
 
-    /// Number of packets that found the ring of this address and port full; 0 if there is none.
+    /// Number of packets that found the ring of this address and port full; 0 if the ring does not exist.
     ///
     /// # Errors
     /// The error that the kernel returns.

@@ -119,7 +119,7 @@ impl Writer {
         code.jump_if(R0, When::Different, 0, pass);
     }
 
-    /// R9 = the ring of the packet's destination; passes if there is none.
+    /// R9 = the ring of the packet's destination; passes the packet if it does not exist.
     fn find_ring(&mut self, ip: Ip) {
         let (keyed, options) = (self.code.label(), self.code.label());
         let (code, pass) = (&mut self.code, self.pass);
@@ -175,7 +175,7 @@ impl Writer {
         code.math(Math::And, R4, 0xf0);
         code.jump_if(R4, When::Different, 0x40, pass);
         code.math(Math::And, R2, 0x0f);
-        // Header length in words; less than five is invalid.
+        // Header length in words; at least five.
         let enough = code.label();
         code.jump_if(R2, When::Greater, 5, enough);
         code.jump(pass);

@@ -35,7 +35,7 @@ pub(crate) enum AttachKind {
 #[derive(Debug)]
 pub(crate) struct Rejected {
     pub(crate) cause: io::Error,
-    /// The last lines of the verifier's log; empty if there is none.
+    /// The last lines of the verifier's log; empty if the log is.
     pub(crate) log: String,
 }
 

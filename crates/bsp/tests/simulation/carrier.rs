@@ -60,7 +60,7 @@ pub(crate) enum Pause {
     CloseMemory(u64),
     /// Until no bytes of remote writes are needed.
     ReclaimMemory,
-    /// Until a message arrives, there is room again if there was none, or this time has passed.
+    /// Until a message arrives, there is room again after a shortage, or this time has passed.
     Receive(Duration, bool),
     Compute(u64),
     /// Until everything has arrived.

@@ -225,7 +225,7 @@ impl SharedMemory {
         !self.outgoing.messages.contains_key(&id)
     }
 
-    /// Whether so many more bytes may be copied for a peer, with a total limit of `most`.
+    /// True if this many more bytes may be copied for a peer, with a total limit of `most`.
     pub(crate) fn can_copy(&self, peer: PeerId, bytes: usize, most: usize) -> bool {
         let all = self.outgoing.copied_bytes;
         let left = most.saturating_sub(all);

@@ -220,7 +220,7 @@ impl Flow {
         Ok(any)
     }
 
-    /// Receives available messages up to a limit; false if there were none.
+    /// Receives available messages up to a limit; false if nothing was received.
     fn take_some(&mut self) -> io::Result<bool> {
         for taken in 0..TAKEN_MESSAGES {
             match self.inbox.try_receive().map_err(failed)? {

@@ -144,7 +144,7 @@ impl Network {
 
     /// Adds a process with several interfaces, each with an address for small packets and one
     /// for bulk. A frame leaves through the interface on the network of its destination (the
-    /// first 16 bits of an IPv4 address), or through the first if there is none.
+    /// first 16 bits of an IPv4 address), otherwise through the first.
     ///
     /// # Errors
     /// If one of the addresses is in use.

@@ -61,12 +61,12 @@ pub struct UdpOptions {
     /// Requested queue size of each socket and direction in bytes. Without privileges the kernel
     /// grants at most `net.core.rmem_max`.
     pub buffer_bytes: usize,
-    /// Whether runs may pass through the kernel as one message (GSO, GRO).
+    /// True if runs may pass through the kernel as one message (GSO, GRO).
     pub segmentation: bool,
-    /// Whether an empty poll of a socket busy-polls the interface's receive queue. Runs then
+    /// True if an empty poll of a socket busy-polls the interface's receive queue. Runs then
     /// arrive as single frames.
     pub busy_poll: bool,
-    /// Whether runs of small frames are joined, too. They are delivered joined, so the caller
+    /// True if runs of small frames are joined, too. They are delivered joined, so the caller
     /// must know the frames' lengths.
     pub join_small: bool,
 }
@@ -159,7 +159,7 @@ struct BulkPort {
     is_queued: bool,
 }
 
-/// Whether runs of frames are sent as one message.
+/// True if runs of frames are sent as one message.
 #[derive(Clone, Copy)]
 struct Joining {
     /// Cleared permanently if the kernel or the interface cannot split messages.

@@ -49,7 +49,7 @@ impl Endpoint {
     }
 
     /// Cancels the oldest posted receive with this context. It completes as
-    /// [`ReceiveError::Cancelled`], and its memory is free again. False if there is none.
+    /// [`ReceiveError::Cancelled`], and its memory is free again. False if it does not exist.
     #[must_use]
     pub fn cancel_receive(&self, context: Context) -> bool {
         if self.inner.is_forked() {

@@ -11,7 +11,7 @@ use crate::process::ProcessState;
 use dipole_driver::WaitError;
 use dipole_engine::{Blocked, Content, LongSend, wait_keys};
 
-/// Whether more messages follow, so that this one may wait to share their packet.
+/// True if more messages follow, so that this one may wait to share their packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum More {
     Yes,

@@ -189,7 +189,7 @@ impl Packets {
             };
             let mut packet = frame[..transmit.length].to_vec();
             let Seal::Crc32c { mask } = transmit.seal else {
-                panic!("there is no key");
+                panic!("the nodes use no key");
             };
             packet.extend((crc32c(&packet) ^ mask).to_le_bytes());
             if let Frame::Loose(slot) = transmit.frame {

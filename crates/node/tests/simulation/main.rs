@@ -181,7 +181,7 @@ const ONCE_BROKEN: [u64; 15] = [
     // The free part of a window whose grant had not been renewed was given to another window,
     // until both were full and with them the pool.
     77_000_000_825,
-    // A peer that was asked to renew its proof had given the session up and answered for the next
+    // A peer that received a request to renew its proof had given the session up and answered for the next
     // one, which was counted as a violation.
     3249,
     3795,

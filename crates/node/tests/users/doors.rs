@@ -256,9 +256,9 @@ fn packet(first: u8, flags: u8, connection: u32, number: u32, lanes: u8, body: &
 
 /// Creates what Alice would create, before she does.
 pub(crate) fn prepare(folder: &Path) {
-    std::fs::create_dir(folder.join("made")).expect("everybody may");
-    std::fs::create_dir(folder.join("elsewhere")).expect("everybody may");
-    symlink(folder.join("elsewhere"), folder.join("linked")).expect("everybody may");
+    std::fs::create_dir(folder.join("made")).expect("the folder is writable");
+    std::fs::create_dir(folder.join("elsewhere")).expect("the folder is writable");
+    symlink(folder.join("elsewhere"), folder.join("linked")).expect("the folder is writable");
 }
 
 /// Tries to move Alice's directory away.

@@ -206,7 +206,7 @@ impl Channel {
         None
     }
 
-    /// Whether the peer may know an outgoing edge; `None` if the edge does not exist.
+    /// True if the peer may know an outgoing edge; `None` if the edge does not exist.
     #[inline]
     pub(crate) fn is_introduced(&self, edge: EdgeId) -> Option<bool> {
         let current = self.outgoing.generation(edge.index) == edge.generation;

@@ -1,4 +1,4 @@
-//! Whether the peer is alive: since when it owes a reply, and when to check. Spec §6.5.
+//! Tracks whether the peer is alive: since when it owes a reply, and when to check. Spec §6.5.
 
 use crate::config::Config;
 use crate::time::Instant;
@@ -100,7 +100,7 @@ impl Liveness {
 
     /// Plans the keepalive after one that is sent now to a peer that gets one every `rest_ns`.
     /// It follows soon, because the request or its reply may get lost; seldom again if the peer
-    /// has not replied for long, but a third party vouches for it.
+    /// has not replied for long, but a third party confirms that it is alive.
     pub(crate) fn repeat_keepalive(&mut self, now: Instant, rest_ns: u64, config: &Config) {
         let unanswered_ns = now.since(self.last_heard.after(rest_ns));
         let pause_ns = match unanswered_ns < config.peer_timeout_ns {

@@ -40,7 +40,7 @@ pub struct LaneStatus {
     pub bulk: bool,
     /// Address of the peer on this lane.
     pub to: Address,
-    /// Whether packets arrive there.
+    /// State of the path to that address.
     pub state: LaneState,
     /// It was probed and had time to answer.
     pub asked: bool,

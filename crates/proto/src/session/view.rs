@@ -34,7 +34,7 @@ pub struct LaneView {
     pub missing: Vec<Hole>,
     /// Incoming: holes that end at or below this have been requested.
     pub requested_below: u64,
-    /// Whether packets sent on it arrive.
+    /// State of the lane's path.
     pub state: LaneState,
 }
 

@@ -220,7 +220,7 @@ impl Host {
         self.events(&[])
     }
 
-    /// Whether a timer is due at once or later; `None` if none runs.
+    /// Time of the next timer, immediate or later; `None` if no timer runs.
     pub fn due(&self) -> Option<bool> {
         let deadline = self.machine.clone().next_deadline()?;
         (deadline.since(self.now) < FAR_NS).then_some(deadline <= self.now)

@@ -1,4 +1,4 @@
-//! Whether the bpf link can be used at an interface, so that small packets bypass the socket, and
+//! Checks whether the bpf link can be used at an interface, so that small packets bypass the socket, and
 //! which other programs are attached there.
 
 use std::net::IpAddr;

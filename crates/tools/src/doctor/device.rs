@@ -38,7 +38,7 @@ pub(super) fn examine(device: &InterfaceAddress) -> Vec<Finding> {
     named.collect()
 }
 
-/// Whether a device that is up can send. Its state lags behind the carrier by up to a second.
+/// True if a device that is up can send. Its state lags behind the carrier by up to a second.
 fn runs(carrier: Option<String>, state: Option<String>) -> bool {
     // Loopback and virtual devices may not report a state.
     let can_send = |state: String| ["up", "unknown"].contains(&&*state);

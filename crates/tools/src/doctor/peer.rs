@@ -134,7 +134,7 @@ fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<F
     findings.into_iter().chain(polling).collect()
 }
 
-/// Whether packets reach the ports that processes use: a closed port refuses, unless a firewall drops
+/// Checks whether packets reach the ports that processes use: a closed port refuses, unless a firewall drops
 /// the packet.
 fn asked_ports(from: IpAddr, host: &Host, own: Own<'_>) -> io::Result<bool> {
     let ports = own.ports.or(PortRange::new(DATA_PORTS.0, DATA_PORTS.1));
@@ -220,7 +220,7 @@ fn copied(cause: &io::Error) -> io::Error {
     }
 }
 
-/// Whether a process replies at this node's own directory port.
+/// Checks whether a process replies at this node's own directory port.
 pub(super) fn examine_own(host: &Host, own: Own<'_>) -> Finding {
     let answer = match Prober::open(None, host.directory(), host.node, own.key) {
         Ok(prober) => who(&prober, own.patience),

@@ -55,7 +55,7 @@ pub(super) fn configure(file: Option<PathBuf>, node: Option<NodeId>) -> (Config,
 
 pub(super) const CLUSTER_KEY: &str = "cluster key";
 
-/// Whether a cluster key separates members from strangers; nothing for a single node.
+/// Checks whether a cluster key separates members from strangers; nothing for a single node.
 pub(super) fn cluster_key(config: &Config) -> Option<Finding> {
     let file = environment::variable(variables::KEY);
     if let Some(key) = &config.key {
@@ -117,7 +117,7 @@ fn hosts(config: &Config) -> Finding {
     Finding::good(NAME, format!("{count} {nodes}; this is node {node}"))
 }
 
-/// Whether this machine has this node's address, and others can use it.
+/// Checks whether this machine has this node's address, and others can use it.
 pub(super) fn own_address(
     host: &Host,
     hosts: &Hosts,

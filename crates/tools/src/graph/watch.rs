@@ -30,7 +30,7 @@ struct SeenEndpoint {
     endpoint: String,
     pid: u32,
     command: String,
-    /// Whether it is part of the given graph.
+    /// True if it is part of the given graph.
     #[serde(skip_serializing_if = "Option::is_none")]
     expected: Option<bool>,
 }

@@ -20,7 +20,7 @@ const PART: &str = ".part";
 /// Bytes read at once to checksum existing contents.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Who has chosen a file's name.
+/// Origin of a file's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NamedBy {
     /// The user of this program, who may name a device or a symbolic link.

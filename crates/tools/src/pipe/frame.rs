@@ -64,7 +64,7 @@ pub(super) const HEADROOM_BYTES: usize = 3 * 10 + 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum FrameError {
     #[error(
-        "a message of {length_bytes} bytes that is no part of a stream; is it `dipole \
+        "a message of {length_bytes} bytes that is not part of a stream; is it `dipole \
          send` of this version?"
     )]
     Malformed { length_bytes: usize },

@@ -122,7 +122,7 @@ enum PipeError {
     Name { from: Address, name: String },
     /// A file stands in the way that the sender cannot have meant.
     #[error(
-        "{} is not a plain file of this user: a link, a directory, a device, or somebody else's; \
+        "{} is not a plain file of this user: a link, a directory, a device, or another user's; \
          remove it, or receive elsewhere (--out)",
         .file.display()
     )]

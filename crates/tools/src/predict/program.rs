@@ -208,7 +208,7 @@ mod tests {
         let mut run = Run::of(&files);
         run.keep(Some((1, 9))).expect("there is one");
         assert_eq!(Program::of(&run).took_ns(), 6.0);
-        let error = run.keep(Some((2, 9))).expect_err("there is none");
+        let error = run.keep(Some((2, 9))).expect_err("no such superstep");
         assert!(error.contains("from 2 to 9"), "{error}");
         assert!(Program::read(Path::new("/nonexistent"), None).is_err());
     }

@@ -102,7 +102,7 @@ impl Predictions {
     }
 }
 
-/// g and l for this number of ranks and the run's link, with their source; or why there are none.
+/// g and l for this number of ranks and the run's link, with their source; or the reason for their absence.
 fn parameters(run: &Run<'_>) -> Result<(Parameters, String), String> {
     let head = &run.files[0].header;
     let link = &head.link;
@@ -198,7 +198,7 @@ fn reason(
     }
 }
 
-/// Between nodes the cause is a link; inside a node there is none.
+/// Between nodes the cause is a link; inside a node no link is involved.
 pub(crate) fn awaited_words(rank: usize, share: u64, nodes: u32) -> String {
     let waited = format!("{share} % of what ranks waited, beyond computation, they waited");
     match nodes {

@@ -59,7 +59,7 @@ pub(super) struct Waits {
     notes: Vec<String>,
 }
 
-/// The files of a directory, in order of ranks; empty if there are none.
+/// The files of a directory, in order of ranks; empty if no files exist.
 pub(super) fn load(dir: &Path) -> Result<Vec<WaitFile>, Failure> {
     let mut files = Vec::new();
     for path in named(dir, is_wait_name)? {
