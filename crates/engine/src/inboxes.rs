@@ -58,7 +58,7 @@ impl Engine {
     }
 
     /// Stores the oldest message of an endpoint in the caller's memory; returns its length and
-    /// source. Otherwise the memory is offered for the next long message, and must be
+    /// source. If no message is waiting, the memory is offered for the next long message, and must be
     /// [withdrawn](Self::withdraw) before it is revoked.
     ///
     /// # Errors

@@ -60,7 +60,7 @@ impl Trailers {
     }
 
     /// Adds the trailer after the first `length` bytes of a frame, and encrypts them if the seal
-    /// says so. False if the session has already ended.
+    /// requires it. False if the session has already ended.
     #[inline]
     pub(super) fn append(&mut self, frame: &mut [u8], length: usize, seal: Seal) -> bool {
         match seal {

@@ -181,7 +181,7 @@ impl HostRanks {
             let mut command = rank_command(start, rank, cores.as_deref())?;
             for (name, file) in [(variables::HOSTS, &hosts), (variables::KEY, &key)] {
                 if let Some(file) = file {
-                    // Through this process, which outlives all ranks, so that no file is left
+                    // The path leads through this process, which outlives all ranks, so no file is left
                     // behind.
                     let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
                     command.env(name, path);

@@ -25,7 +25,7 @@ use dipole_driver::{Timeout, WaitCondition, WaitError, WaitKey};
 /// An endpoint whose messages are passed to a handler, one at a time, in the order of each edge.
 ///
 /// The handler runs between protocol steps, without locks, on a thread of this process that waits
-/// or polls in any call of this library. Otherwise, a thread of the node runs it, which
+/// or polls in any call of this library. If no thread does that, a thread of the node runs it, which
 /// may take half a millisecond to notice the message. Consequently:
 /// - a handler may send, reply, open edges and endpoints, and wait in such calls; handlers of
 ///   other ports may run meanwhile;

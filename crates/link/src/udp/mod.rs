@@ -300,8 +300,8 @@ impl Udp {
     }
 
     /// Sends the first of these small frames, and those that may be joined to it, through a
-    /// socket connected to its destination. Returns the number taken; 0 if there is no such
-    /// socket or it is not usable now.
+    /// socket connected to its destination. Returns the number taken; 0 if the
+    /// socket does not exist or is not usable now.
     #[inline]
     fn send_connected(&mut self, batch: &[Outgoing<'_>]) -> usize {
         let to = batch[0].to;
