@@ -1,7 +1,7 @@
 /*
  * bsp_reshuffle.h - moves arrays between block-cyclic distributions (libbsp)
  *
- * An array of any number of dimensions lies in parts on the processes of a program. A
+ * An array of any number of dimensions is distributed over the processes of a program. A
  * distribution gives, for each dimension, the number of processes and the size of the blocks
  * of indices that they have in turn. From rows of a matrix to columns:
  *

@@ -81,7 +81,7 @@ extern "C" {
  * Valid until the next failed call of the thread; empty if no call has failed. */
 const char *dp_error(void);
 
-/* The meaning of an error number from the table above; for others a text that says so. */
+/* The meaning of an error number from the table above; for others, a text for unknown errors. */
 const char *dp_strerror(int errnum);
 
 /* The version of the library, as in "0.1.0". */
@@ -110,14 +110,14 @@ int dp_target(int fd, int nid, int dpid);
  * with EAGAIN instead. The message is copied, so msg may be reused. */
 int dp_write(int fd, const void *msg, int len);
 
-/* Waits for the next message; returns its length, which may be 0, and stores where it lies. It
+/* Waits for the next message; returns its length, which may be 0, and stores its address. It
  * stays there until dp_fsync() releases it. With O_NONBLOCK it fails with EAGAIN. */
 int dp_read(int fd, char **address);
 
 /* Releases the n oldest messages that were read. EINVAL if there are fewer. */
 int dp_fsync(int fd, int n);
 
-/* Gives the endpoint a token buffer pool of a size and stores where it lies. From now on messages
+/* Gives the endpoint a token buffer pool of a size and stores its address. From now on messages
  * of up to 16 KiB are stored there while there is room. */
 int dp_mmap(int fd, dpmmap_t *tbp);
 
@@ -190,7 +190,7 @@ ssize_t dp_recv_copy(int fd, void *buf, size_t len, struct dp_address *source, i
 int dp_flush(int fd);
 
 /* Sends messages that wait because of DP_MORE, then waits until everything sent to the targets'
- * processes is acknowledged, which means that it lies in their token buffer pools. Returns 0 also
+ * processes is acknowledged, which means that it is in their token buffer pools. Returns 0 also
  * if such a process received everything and has ended since; ECONNRESET if it ended before. A
  * negative time waits forever; 0 fails with ETIMEDOUT at once. */
 int dp_drain(int fd, int64_t timeout_ns);

@@ -47,7 +47,7 @@ static void eliminate(double *row, const double *pivot, int k)
         row[j] -= row[k] * pivot[j];
 }
 
-/* The same on one process. Returns the number of exchanges. */
+/* Decomposes on one process, for comparison. Returns the number of exchanges. */
 static int sequential(double (*m)[N])
 {
     int exchanges = 0;

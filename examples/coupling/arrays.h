@@ -2,7 +2,7 @@
  * Named arrays that programs of any kind share, as processes of a cluster.
  *
  * A board, which is an active port (board.c), knows where the parts of the arrays are. The owner of a part
- * offers it as a region from which others may get. A reader asks the board for the parts of an array, gets
+ * offers it as a region from which others may get. A reader requests from the board the parts of an array, gets
  * the rows that it needs straight from the memory of their owners, whatever the distribution, and notifies
  * the owners.
  */

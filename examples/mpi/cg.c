@@ -28,7 +28,7 @@ int main(int argc, char **argv)
     int begin = (int)block_begin(rows, rank, size), end = (int)block_begin(rows, rank + 1, size);
     int own = end - begin;
 
-    /* Entry k of row i lies at (i, j) and, so that the matrix is symmetric, at (j, i). All ranks
+    /* Entry k of row i is at (i, j) and, so that the matrix is symmetric, at (j, i). All ranks
      * generate all entries and keep those in their rows: a first pass counts, a second one stores. */
     int *first = allocate((size_t)own + 1, sizeof *first);
     int *next = allocate((size_t)own, sizeof *next), *column = NULL;

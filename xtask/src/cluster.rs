@@ -67,11 +67,11 @@ struct Harm {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Joining {
-    /// Every packet is sent and arrives by itself
+    /// Every packet is sent and delivered separately
     Off,
     /// Long packets are sent in one piece
     On,
-    /// Every packet is sent by itself, and the receiving interface merges them
+    /// Every packet is sent separately, and the receiving interface merges them
     GroOnly,
 }
 

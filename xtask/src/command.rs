@@ -14,7 +14,7 @@ pub(crate) enum Failure {
     Status { command: String, status: ExitStatus },
     #[error("{path}: {cause}")]
     File { path: PathBuf, cause: io::Error },
-    /// A task cannot be done; the text says why and what to do.
+    /// A task cannot be done; the text contains the reason and advice.
     #[error("{0}")]
     Text(String),
 }

@@ -72,7 +72,7 @@ struct Programs {
 }
 
 impl Programs {
-    /// None without MPI; prints that the test is skipped.
+    /// Returns `None` without MPI and prints that the test is skipped.
     fn new() -> Option<Programs> {
         for program in ["mpicc.openmpi", "mpirun.openmpi"] {
             if Command::new(program).arg("--version").output().is_err() {

@@ -139,7 +139,7 @@ impl<'ast> Visit<'ast> for Excess<'_> {
     fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
         if let syn::Fields::Named(fields) = &item.fields {
             let count = fields.named.len();
-            // What C reads has the fields of its header.
+            // Structs that C reads have the fields of its header.
             let is_c = item.attrs.iter().any(|attribute| {
                 attribute.path().is_ident("repr")
                     && matches!(&attribute.meta, syn::Meta::List(list) if list.tokens.to_string().contains('C'))

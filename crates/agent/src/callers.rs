@@ -27,7 +27,7 @@ const BACKLOG: i32 = 4096;
 const MAX_ACCEPTED: usize = 64;
 /// Refusals logged per second and reason; further ones are counted.
 const MAX_LOGGED: u64 = 10;
-/// Pause after accepting failed for want of descriptors or memory.
+/// Pause after accepting failed because descriptors or memory ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) struct Callers {

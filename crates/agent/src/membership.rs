@@ -449,7 +449,7 @@ impl Membership {
         };
         let done = self.foca.change_identity(next, &mut self.runtime);
         self.process_output(now, done);
-        // Makes foca active again.
+        // Activates foca again.
         let done = self
             .foca
             .apply_many(std::iter::empty(), false, &mut self.runtime);

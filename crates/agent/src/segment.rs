@@ -12,7 +12,7 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
-/// Link-local, not permanently assigned.
+/// Multicast group: link-local, not permanently assigned.
 const GROUP: Ipv6Addr = Ipv6Addr::new(0xff12, 0, 0, 0, 0, 0, 0x4450, 0x5041);
 
 #[derive(Debug)]

@@ -42,10 +42,10 @@ struct Agent<'a> {
     members_sockets: Vec<UdpSocket>,
     address: SocketAddr,
     given_rules: Option<PathBuf>,
-    /// None without a cluster key.
+    /// `None` without a cluster key.
     callers: Option<Callers>,
     membership: Membership,
-    /// None if only the hosts file lists the nodes.
+    /// `None` if only the hosts file lists the nodes.
     announcer: Option<Announcer>,
     nodes: Nodes,
     paths: Paths,
@@ -62,7 +62,7 @@ struct Seen {
     since: Instant,
 }
 
-/// Sockets that are polled besides the directory's.
+/// Sockets that are polled in addition to the directory's.
 struct Control {
     /// Clients connect here to read the status.
     status: UnixListener,

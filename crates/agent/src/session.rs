@@ -33,7 +33,7 @@ const WITHDRAWN: &[u8] = b"the agent ends this job: its caller has only a cluste
     was withdrawn; copy the key file to every node before `dipole key rotate` goes on\n";
 /// Longest text of a caller that is logged, in characters.
 const MAX_TEXT_CHARS: usize = 500;
-/// Environment variables of a login, besides those that the shell's files set.
+/// Environment variables of a login, in addition to those that the shell's files set.
 const LOGIN_VARIABLES: [&str; 10] = [
     "HOME",
     "USER",

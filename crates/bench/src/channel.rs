@@ -11,7 +11,7 @@ use crate::control::Outcome;
 /// How to send a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendMode {
-    /// Immediately and separately.
+    /// Each message is sent immediately and separately.
     Now,
     /// Together with the following ones, if that is faster.
     More,

@@ -188,7 +188,7 @@ impl Channel for Dipole {
         };
         match received {
             Some(message) if message.len() != length => Err(broken(format!(
-                "a message of {} bytes came, {length} were due",
+                "received a message of {} bytes, expected {length}",
                 message.len()
             ))),
             Some(message) => {

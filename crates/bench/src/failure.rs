@@ -14,11 +14,11 @@ pub enum RunError {
     #[error("the {who} {event}; its messages are above")]
     Lost { who: String, event: String },
     #[error(
-        "the {who} said nothing for {:.0} s and was ended; is the machine overloaded?",
+        "the {who} did not respond for {:.0} s and was killed; is the machine overloaded?",
         .waited.as_secs_f64()
     )]
     Silent { who: String, waited: Duration },
-    /// The same for a process on another host.
+    /// A process on another host ended without a result.
     #[error("the bench server of node {node} {event}")]
     LostThere { node: NodeId, event: String },
     /// A process reported an error.

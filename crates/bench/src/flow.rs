@@ -18,7 +18,7 @@ use crate::statistics::nanoseconds;
 use crate::statistics::{RoundTrips, as_float};
 use crate::work::{ACKNOWLEDGEMENT_BYTES, Kind, Workload};
 
-/// Minimum of bytes for a throughput.
+/// Minimum number of bytes in a measurement of throughput.
 const LEAST_BYTES: u64 = 10_000_000;
 /// Limit of messages that are needed for [`LEAST_BYTES`], because short ones would take seconds.
 const ENOUGH_MESSAGES: u64 = 20_000;

@@ -118,7 +118,7 @@ pub struct Worker {
 
 enum WorkerPlace {
     Here(Local),
-    /// On another host.
+    /// The worker runs on another host.
     There(RemoteWorker),
 }
 
@@ -144,7 +144,7 @@ impl Worker {
             .spawn()
             .map_err(RunError::Start)?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            unreachable!("both were asked for as pipes");
+            unreachable!("both were requested as pipes");
         };
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
@@ -208,7 +208,7 @@ impl Worker {
             Ok(Verdict::Failed(cause)) => RunError::Failed { who, cause },
             _ => RunError::Lost {
                 who,
-                event: format!("said {line:?}"),
+                event: format!("printed {line:?}"),
             },
         })
     }

@@ -165,7 +165,9 @@ impl Operations<'_> {
                 let ends = (self.data[0], self.data[self.data.len() - 1]);
                 match ends {
                     (BEFORE, BEFORE) => Ok(()),
-                    _ => Err(broken(format!("{ends:02x?} was got at offset {offset}"))),
+                    _ => Err(broken(format!(
+                        "a get at offset {offset} returned {ends:02x?}"
+                    ))),
                 }
             }
             Subject::DipoleAtomic => {

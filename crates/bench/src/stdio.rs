@@ -25,9 +25,9 @@ pub fn recv<T: DeserializeOwned>() -> io::Result<T> {
     let mut line = String::new();
     if io::stdin().lock().read_line(&mut line)? == 0 {
         return Err(broken(
-            "the parent closed its end before it said what to do".to_owned(),
+            "the parent closed its end before it sent a command".to_owned(),
         ));
     }
     serde_json::from_str(&line)
-        .map_err(|error| broken(format!("the parent said {:?}: {error}", line.trim_end())))
+        .map_err(|error| broken(format!("the parent sent {:?}: {error}", line.trim_end())))
 }

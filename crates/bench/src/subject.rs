@@ -38,7 +38,7 @@ pub enum Subject {
     DipoleAtomic,
     /// UDP sockets, one datagram per message, non-blocking calls in a loop
     BareUdpSpin,
-    /// The same with blocking calls
+    /// UDP sockets, blocking calls
     BareUdpBlock,
     /// UDP sockets with segmentation and coalescing by the kernel
     BareUdpGso,
@@ -46,15 +46,15 @@ pub enum Subject {
     BareBpf,
     /// A TCP socket without delay, non-blocking calls in a loop
     BareTcpSpin,
-    /// The same with blocking calls
+    /// A TCP connection, blocking calls
     BareTcpBlock,
     /// A Unix stream socket, non-blocking calls in a loop
     BareUnixSpin,
-    /// The same with blocking calls
+    /// A Unix stream socket, blocking calls
     BareUnixBlock,
     /// A pipe each way, non-blocking calls in a loop
     BarePipeSpin,
-    /// The same with blocking calls
+    /// A pipe each way, blocking calls
     BarePipeBlock,
     /// Rings in memory between two threads: the limit of the machine
     BareShm,

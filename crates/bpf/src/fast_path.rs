@@ -110,7 +110,7 @@ fn own_tx(interface: &InterfaceId, ip: IpAddr, options: &BpfOptions) -> Result<T
     Ok(TxPath::own(neighbours, sender, options.raw_run_frames))
 }
 
-/// A send path through the socket that came with a grant, if there is one.
+/// A send path through the socket received with a grant, if there is one.
 pub(super) fn delegated_tx(grant: &mut Grant, udp: &Udp) -> Option<TxPath> {
     let sender = grant.take_sender()?;
     match Neighbours::open(grant.interface(), udp.local(Class::Small).ip()) {

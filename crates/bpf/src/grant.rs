@@ -85,7 +85,7 @@ pub enum GrantError {
 pub enum GrantEvent {
     /// The grant is still valid.
     Unchanged,
-    /// The broker is gone. The ring is no longer filled (what lies in it is good), and the socket
+    /// The broker is gone. The ring is no longer filled (its content remains valid), and the socket
     /// for raw frames must not be used any more: nothing checks its frames.
     Lost,
     /// A broker fills the same ring again; [`Grant::take_sender`] may have a new socket.
@@ -111,7 +111,7 @@ enum State {
         connection: OwnedFd,
         until_ns: u64,
     },
-    /// Without a broker until the next request.
+    /// No ring is granted; the next request is sent later.
     Lost {
         until_ns: Option<u64>,
     },
@@ -147,7 +147,7 @@ pub fn request(
     })
 }
 
-/// What a broker would grant for a socket at an address of this machine.
+/// Queries the grant that a broker would give to a socket at an address of this machine.
 ///
 /// # Errors
 /// [`GrantError`].
@@ -349,7 +349,7 @@ impl Grant {
         };
         match accepted(&self.path, received) {
             Ok(accepted) => {
-                // The ring that came along is the one that was passed.
+                // The received ring is the one that was passed.
                 self.sender = accepted.sender;
                 self.granted = accepted.granted;
                 self.state = State::Granted(connection);

@@ -1,7 +1,7 @@
 //! A UDP link with a fast path for small packets: a BPF program at the interface's ingress puts
 //! them into a ring that the process maps, and the process sends them as raw frames.
 //!
-//! On the wire nothing differs from plain UDP, so a process with this link talks to processes
+//! On the wire nothing differs from plain UDP, so a process with this link communicates with processes
 //! without it, packet by packet. `docs/design/bpf.md` describes the parts and their cost.
 
 mod error;

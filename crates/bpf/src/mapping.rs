@@ -83,7 +83,7 @@ impl Mapping {
         })
     }
 
-    /// The same in private memory, where a test plays the kernel.
+    /// Creates a ring in private memory, where a test plays the kernel.
     #[cfg(test)]
     pub(super) fn on_heap(bytes: usize) -> Mapping {
         let page_bytes = size_of::<Page>();

@@ -224,7 +224,7 @@ pub(super) fn packet_socket(interface: &InterfaceId) -> io::Result<OwnedFd> {
 
 /// Binds a packet socket to an interface, for no Ethernet type, so that it receives nothing.
 fn bind_to(socket: BorrowedFd<'_>, interface: u32) -> io::Result<()> {
-    // SAFETY: plain integers, for which zero is valid.
+    // SAFETY: the fields are integers, for which zero is valid.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::c_ushort::try_from(libc::AF_PACKET).unwrap_or(0);
     address.sll_ifindex =

@@ -236,7 +236,7 @@ impl<M: Memory> Ring<M> {
             && self.memory.length(self.place(self.position)) & BUSY == 0
     }
 
-    /// Publishes the reader's position, which also tells the kernel whether to wake the reader.
+    /// Publishes the reader's position, which also determines whether the kernel wakes the reader.
     /// While awake this happens rarely, because each time the kernel's core must fetch the cache
     /// line again while it processes a packet.
     #[inline]

@@ -34,7 +34,7 @@ struct Delegation {
     check_at_ns: u64,
 }
 
-/// A hook that is detached explicitly: if it were only closed, its program would go on putting
+/// A hook that is detached explicitly: if it were only closed, its program would continue to put
 /// packets into an abandoned ring for a moment.
 struct OwnHook {
     hook: Option<Hook>,

@@ -66,7 +66,7 @@ fn option<T>(
 }
 
 fn interface_address(interface: &InterfaceId, ethernet_type: u16) -> libc::sockaddr_ll {
-    // SAFETY: integers, for which zero is valid.
+    // SAFETY: the fields are integers, for which zero is valid.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::c_ushort::try_from(libc::AF_PACKET).expect("a small number");
     address.sll_protocol = ethernet_type.to_be();

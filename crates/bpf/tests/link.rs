@@ -1,4 +1,4 @@
-//! Which packets a bpf link sends as raw frames, and that it detaches its program.
+//! A bpf link sends short packets as raw frames, and detaches its program when it is dropped.
 
 #![allow(missing_docs, reason = "tests")]
 

@@ -179,7 +179,7 @@ fn when_a_neighbour_changes_its_hardware_address_frames_follow_once_the_kernel_k
         let (there, to) = udp(&testbed, 2, peer);
         let mut ways = Ways::open(&testbed, 1, &interface, &socket);
         let old = ways.wait_for(peer, |_| true);
-        // Without any announcement.
+        // The address changes without any announcement.
         let mut new = old.mac;
         new[5] ^= 0x55;
         ip(

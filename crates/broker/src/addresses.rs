@@ -13,7 +13,7 @@ use nix::net::if_::if_nametoindex;
 pub(super) struct Address {
     pub(super) ip: IpAddr,
     pub(super) interface: InterfaceId,
-    /// None for loopback.
+    /// `None` for loopback.
     pub(super) mac: Option<[u8; 6]>,
 }
 

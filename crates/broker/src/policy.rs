@@ -28,7 +28,6 @@ pub(super) struct Policy {
     pub(super) interfaces: Vec<InterfacePolicy>,
 }
 
-/// The policy of one interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct InterfacePolicy {
     pub(super) name: String,
@@ -173,7 +172,6 @@ impl Policy {
         })
     }
 
-    /// The policy of an interface.
     pub(super) fn get(&self, name: &str) -> Option<&InterfacePolicy> {
         self.interfaces
             .iter()
@@ -274,7 +272,6 @@ impl Principals {
 }
 
 impl InterfacePolicy {
-    /// The permission of a caller.
     pub(super) fn permits(&self, caller: &Caller) -> Permission {
         if self.raw_users.has(caller) {
             Permission::RingAndSender

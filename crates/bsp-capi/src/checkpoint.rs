@@ -7,7 +7,7 @@ use crate::section::{Site, refuse};
 
 /// Supersteps between two checkpoints; 0 for never.
 static FREQUENCY: AtomicUsize = AtomicUsize::new(0);
-/// The same for times at which failures are likely, if it was set.
+/// Supersteps between checkpoints at times when failures are likely, if set.
 static SAFE_FREQUENCY: AtomicUsize = AtomicUsize::new(UNSET);
 const UNSET: usize = usize::MAX;
 static IS_ENABLED: AtomicBool = AtomicBool::new(true);

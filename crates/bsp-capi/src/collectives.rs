@@ -99,7 +99,7 @@ impl ParallelPart {
             // SAFETY: `base` is the offset of a half, which has at least `max` bytes.
             let ours = unsafe { handle.add(in_memory(base)) };
             if let Some((from, offset, bytes)) = own {
-                // SAFETY: the block lies inside this half, and no other process writes there.
+                // SAFETY: the block is inside this half, and no other process writes there.
                 unsafe { ptr::copy(from, ours.add(in_memory(offset)), in_memory(bytes)) };
             }
             puts(&mut Sender {
@@ -182,7 +182,7 @@ impl ParallelPart {
             if is_root {
                 for to in others {
                     let (begin, length) = part(to);
-                    // SAFETY: the part lies inside `src`.
+                    // SAFETY: the part is inside `src`.
                     unsafe { sender.put(to, src.add(in_memory(begin)), begin, length) }?;
                 }
             }
@@ -196,7 +196,7 @@ impl ParallelPart {
                 base: 0,
             };
             for to in others.filter(|to| *to != root) {
-                // SAFETY: the part lies inside `src` or `dst`. No process writes it in this superstep.
+                // SAFETY: the part is inside `src` or `dst`. No process writes it in this superstep.
                 unsafe { sender.put(to, from.add(in_memory(begin)), begin, length) }?;
             }
             self.process.pop_registration(dst.cast_const().cast())?;
@@ -252,7 +252,7 @@ impl ParallelPart {
         bytes: u64,
     ) -> Result<(), Failure> {
         let is_root = self.process.rank() == root;
-        // SAFETY: the block lies inside `src`.
+        // SAFETY: the block is inside `src`.
         let block = |of: u32| unsafe { src.add(in_memory(u64::from(of) * bytes)) };
         let others = self.others();
         let delivery = Delivery {
@@ -272,7 +272,7 @@ impl ParallelPart {
         }
     }
 
-    /// Copies a block from each process to each other one. Blocks lie in the order of ranks.
+    /// Copies a block from each process to each other one. Blocks are in the order of ranks.
     ///
     /// # Safety
     /// `src` must be readable and `dst` writable for a block of each process. They must not overlap.
@@ -282,7 +282,7 @@ impl ParallelPart {
         dst: *mut u8,
         bytes: u64,
     ) -> Result<(), Failure> {
-        // SAFETY: the blocks lie inside `src`.
+        // SAFETY: the blocks are inside `src`.
         unsafe { self.exchange(|to| src.add(in_memory(u64::from(to) * bytes)), dst, bytes) }
     }
 
@@ -301,7 +301,7 @@ impl ParallelPart {
     }
 
     /// # Safety
-    /// What `block` returns must be readable for `bytes` bytes, and `dst` writable for a block of each
+    /// The memory that `block` returns must be readable for `bytes` bytes, and `dst` writable for a block of each
     /// process.
     unsafe fn exchange(
         &mut self,

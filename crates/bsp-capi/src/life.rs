@@ -79,7 +79,7 @@ pub extern "C" fn bsp_begin(maxprocs: c_int) {
     begin(maxprocs.into());
 }
 
-/// The same with the argument type of the other dialect.
+/// Variant of `bsp_begin` with an unsigned argument, as in MulticoreBSP.
 #[unsafe(no_mangle)]
 pub extern "C" fn mcbsp_begin(maxprocs: c_uint) {
     begin(maxprocs.into());
@@ -154,7 +154,7 @@ pub extern "C" fn bsp_pid() -> c_int {
     pid(std::ptr::null(), 0)
 }
 
-/// The same with the position of the call.
+/// Like `bsp_pid`, with the source position of the call.
 ///
 /// # Safety
 /// `file` must be null or a string that stays valid.
@@ -169,7 +169,7 @@ pub extern "C" fn bsp_time() -> f64 {
     call("bsp_time", |part| Ok(part.process.elapsed().as_secs_f64()))
 }
 
-/// The same with the position of the call.
+/// Like `bsp_time`, with the source position of the call.
 ///
 /// # Safety
 /// `file` must be null or a string that stays valid.

@@ -29,11 +29,11 @@ struct Transfer<R, S> {
 /// When the bytes are moved.
 #[derive(Clone, Copy)]
 enum When {
-    /// At the end of the superstep.
+    /// The bytes are copied at the end of the superstep.
     End,
-    /// At any time until the superstep ends.
+    /// The bytes may be copied at any time until the superstep ends.
     Anytime,
-    /// Before the call returns.
+    /// The bytes are copied before the call returns.
     Now,
 }
 
@@ -43,7 +43,7 @@ enum When {
 unsafe fn put<R: Rank, S: Size>(it: Transfer<R, S>, from: *const c_void, handle: *const c_void) {
     call(it.name, |part| {
         let bytes = it.bytes.number("the number of bytes")?;
-        // Without bytes, nothing else is checked.
+        // For 0 bytes, nothing else is checked.
         if bytes == 0 {
             return Ok(());
         }
@@ -146,7 +146,7 @@ macro_rules! dialect {
             unsafe { put(it, src, dst) }
         }
 
-        /// The same without buffering, at any time until the superstep ends.
+        /// Unbuffered put: the bytes may be copied at any time until the superstep ends.
         ///
         /// # Safety
         /// `src` must be readable for `nbytes` bytes, and unchanged, until the superstep ends.
@@ -192,7 +192,7 @@ macro_rules! dialect {
             unsafe { get(it, src, dst) }
         }
 
-        /// The same without buffering, at any time until the superstep ends.
+        /// Unbuffered get: the bytes may be copied at any time until the superstep ends.
         ///
         /// # Safety
         /// `dst` must be writable for `nbytes` bytes until then, and nothing else may use it.

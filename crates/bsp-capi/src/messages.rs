@@ -167,7 +167,7 @@ macro_rules! dialect {
             unsafe { send("bsp_send", pid, tag, payload, nbytes) }
         }
 
-        /// The same. The caller must not change tag and payload until the superstep ends.
+        /// Unbuffered send: the caller must not change tag and payload until the superstep ends.
         ///
         /// # Safety
         /// `tag` must be readable for the tag size, `payload` for `nbytes` bytes.

@@ -10,10 +10,10 @@ use crate::section::bsp_call_site;
 
 macro_rules! located {
     ($($located:ident is $call:ident ( $($name:ident : $kind:ty),* ) $(-> $answer:ty)?;)*) => {$(
-        /// The function of the shorter name, with the position of the call.
+        /// Like the function without the suffix, with the source position of the call.
         ///
         /// # Safety
-        /// That of the other function; `file` must be null or a string that stays valid.
+        /// The requirements of that function; `file` must be null or a string that stays valid.
         #[unsafe(no_mangle)]
         #[allow(unused_unsafe, reason = "some of the functions are safe to call")]
         pub unsafe extern "C" fn $located(

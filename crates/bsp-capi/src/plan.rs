@@ -197,7 +197,7 @@ impl Reshuffle {
             let transfer = message.transfer();
             let transport = self.transport(process, message, in_place);
             let (to, start) = (transfer.peer, transfer.range.start);
-            // SAFETY: the message lies inside the memory for all outgoing messages.
+            // SAFETY: the message is inside the memory for all outgoing messages.
             let start_there = unsafe { packed.add(start) };
             let mut from = start_there.cast_const();
             let mut whole = None;
@@ -255,7 +255,7 @@ impl Reshuffle {
             }
             match transport {
                 Transport::Put => {
-                    // SAFETY: the message lies inside the memory for all incoming messages, which is
+                    // SAFETY: the message is inside the memory for all incoming messages, which is
                     // written in `sync` only.
                     let packed = unsafe {
                         let all = self.incoming.as_ptr().cast::<[u8; UNIT]>();
@@ -284,19 +284,19 @@ impl Reshuffle {
                     message.each_run(|own, other, length| {
                         ranges.push(PullRange {
                             from: (other * UNIT) as u64,
-                            // Plan::new ensures that runs lie inside the target.
+                            // Plan::new ensures that runs are inside the target.
                             into: target[own..own + length].as_mut_ptr().cast(),
                             length: length * UNIT,
                         });
                         if ranges.len() == RUNS_PER_CALL && outcome.is_ok() {
-                            // SAFETY: the ranges lie inside the target, and do not overlap.
+                            // SAFETY: the ranges are inside the target, and do not overlap.
                             outcome = unsafe { process.direct_get_ranges(from, handle, ranges) };
                             ranges.clear();
                         }
                     });
                     outcome?;
                     debug_assert_eq!(start, target.as_mut_ptr());
-                    // SAFETY: the ranges lie inside the target, and do not overlap.
+                    // SAFETY: the ranges are inside the target, and do not overlap.
                     unsafe { process.direct_get_ranges(from, handle, ranges) }?;
                 }
             }

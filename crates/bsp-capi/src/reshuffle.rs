@@ -270,7 +270,7 @@ fn create(
         staying: Vec::new(),
         ranges: Vec::new(),
     };
-    // All processes check that they plan the same, and learn which transports are in use.
+    // All processes check that their plans agree, and find out which transports are in use.
     let transports = plan
         .plan
         .outgoing()

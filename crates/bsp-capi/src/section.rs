@@ -215,7 +215,7 @@ fn run<A>(site: Site, body: impl FnOnce(&mut ParallelPart) -> Result<A, Failure>
     }
 }
 
-/// The same for calls that may take long, which log what they wait for.
+/// Like [`call`], for calls that may take long: they log what they wait for.
 pub(crate) fn call_and_wait<A>(
     name: &'static str,
     body: impl FnOnce(&mut ParallelPart) -> Result<A, Failure>,

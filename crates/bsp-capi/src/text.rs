@@ -60,7 +60,7 @@ pub unsafe extern "C" fn bsp_abort(format: *const c_char) -> ! {
     )
 }
 
-/// The same for the procedure call standard of this architecture.
+/// Variant for the procedure call standard of this architecture.
 ///
 /// # Safety
 /// `format` must be null or a string, followed by the arguments that it needs.
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn bsp_abort(format: *const c_char) -> ! {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("bsp_abort(3) is not implemented for the calling convention of this architecture");
 
-/// The same with a list of arguments.
+/// Like `bsp_abort`, with a list of arguments.
 ///
 /// # Safety
 /// `format` must be null or a string, and `arguments` the address of a `va_list` with what it needs.
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn bsp_abort_va(format: *const c_char, arguments: *mut c_v
     unsafe { bsp_vabort(format, arguments) }
 }
 
-/// The same with a plain text.
+/// Like `bsp_abort`, with a plain text.
 ///
 /// # Safety
 /// `text` must be null or a string.

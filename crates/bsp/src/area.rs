@@ -16,7 +16,7 @@ const WORD_BYTES: usize = 8;
 /// When the bytes of a put are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PutMode {
-    /// Before the call returns (`bsp_put`).
+    /// The bytes are copied before the call returns (`bsp_put`).
     Buffered,
     /// At any time until the superstep ends, without a copy where possible (`bsp_hpput`).
     Unbuffered,
@@ -47,7 +47,7 @@ impl Area {
     /// of those holds this rank's number plus 1.
     ///
     /// # Errors
-    /// Those of [`Process::begin`].
+    /// The errors of [`Process::begin`].
     pub fn begin(bytes: usize) -> Result<Area, Failure> {
         // `None` means a surplus process, which cannot happen without a limit.
         let Some(process) = Process::begin(None)? else {
@@ -124,7 +124,7 @@ impl Area {
     /// Ends the superstep.
     ///
     /// # Errors
-    /// Those of [`Process::sync`].
+    /// The errors of [`Process::sync`].
     #[inline]
     pub fn sync(&mut self) -> Result<(), Failure> {
         self.process.sync()
@@ -133,7 +133,7 @@ impl Area {
     /// Sends rank 0's `number` to all ranks, which return it. Ends two supersteps.
     ///
     /// # Errors
-    /// Those of [`sync`](Self::sync).
+    /// The errors of [`sync`](Self::sync).
     pub fn broadcast(&mut self, number: u64) -> Result<u64, Failure> {
         self.sync()?;
         if self.rank() == 0 {
@@ -163,7 +163,7 @@ impl Area {
     /// Ends the program.
     ///
     /// # Errors
-    /// Those of [`Process::end`].
+    /// The errors of [`Process::end`].
     pub fn end(mut self) -> Result<(), Failure> {
         self.process.end()
     }

@@ -117,7 +117,7 @@ pub enum AnyCarrier {
 /// A message from any carrier.
 #[derive(Debug)]
 pub enum AnyMessage {
-    /// In the memory of its link.
+    /// The message is in the memory of its link.
     Message(dipole_node::Message),
     /// Read from a TCP stream.
     Bytes(Vec<u8>),

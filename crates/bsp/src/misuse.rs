@@ -93,7 +93,7 @@ pub enum Misuse {
     /// A move from an empty queue.
     #[error("the queue is empty: call bsp_qsize or bsp_get_tag before")]
     EmptyQueue,
-    /// A rule of a library that is built on this one.
+    /// A rule of a library built on this one was broken.
     #[error("{0}")]
     Rule(String),
     /// Two ranks did not make the same collective calls in a superstep.

@@ -132,7 +132,7 @@ impl Program {
         Program::begin_at_most(u32::MAX)
     }
 
-    /// The same with at most `max_ranks` ranks; rank 0's value counts.
+    /// Begins the program with at most `max_ranks` ranks; rank 0's value counts.
     ///
     /// # Errors
     /// A rank does not start.
@@ -245,7 +245,7 @@ impl Program {
         let from = self.address(own)?.wrapping_add(start);
         let handle = self.address(area)?;
         let offset = (at * size_of::<T>()) as u64;
-        // SAFETY: `part` has checked that the range lies inside an area. Its memory stays until the
+        // SAFETY: `part` has checked that the range is inside an area. Its memory stays until the
         // superstep ends, and is read in `sync` only, when no reference to it exists.
         unsafe { (self.process).put_unbuffered(to, from, handle.cast(), offset, bytes as u64) }
     }
@@ -264,7 +264,7 @@ impl Program {
     ) -> Result<(), Failure> {
         let (handle, into, bytes) = self.destination(area, own, range)?;
         let offset = (at * size_of::<T>()) as u64;
-        // SAFETY: `destination` has checked that the range lies inside an area. Its memory stays until
+        // SAFETY: `destination` has checked that the range is inside an area. Its memory stays until
         // the superstep ends, and is written in `sync` only, when no reference to it exists.
         unsafe { (self.process).get(of, handle.cast(), offset, into, bytes) }
     }
@@ -273,7 +273,7 @@ impl Program {
     /// in the superstep.
     ///
     /// # Errors
-    /// Those of [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     pub fn get_unbuffered<T: Element>(
         &mut self,
         of: u32,
@@ -283,7 +283,7 @@ impl Program {
     ) -> Result<(), Failure> {
         let (handle, into, bytes) = self.destination(area, own, range)?;
         let offset = (at * size_of::<T>()) as u64;
-        // SAFETY: `destination` has checked that the range lies inside an area. Its memory stays until
+        // SAFETY: `destination` has checked that the range is inside an area. Its memory stays until
         // the superstep ends, and is written in `sync` only, when no reference to it exists.
         unsafe { (self.process).get_unbuffered(of, handle.cast(), offset, into, bytes) }
     }
@@ -397,7 +397,7 @@ impl Program {
     /// Ends the program, as all ranks must.
     ///
     /// # Errors
-    /// Those of [`sync`](Self::sync).
+    /// The errors of [`sync`](Self::sync).
     #[track_caller]
     pub fn end(mut self) -> Result<(), Failure> {
         self.process.set_call(here("end"));

@@ -86,7 +86,6 @@ impl RecordBuffer {
         std::mem::take(&mut self.chunks)
     }
 
-    /// The records in a chunk.
     pub(crate) fn records(chunk: &[u8]) -> Source<'_> {
         Source::from(&chunk[MESSAGE_HEAD_BYTES..])
     }

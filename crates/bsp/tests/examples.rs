@@ -36,7 +36,7 @@ fn run(example: &str, size: usize, link: &str) -> Vec<String> {
     run_traced(example, size, link, "")
 }
 
-/// The same with traces in a folder, unless that is empty.
+/// Runs an example with traces in the folder `traces`, unless that is empty.
 fn run_traced(example: &str, size: usize, link: &str, traces: &str) -> Vec<String> {
     static JOB: AtomicU64 = AtomicU64::new(1);
     let job = JOB.fetch_add(1, Ordering::Relaxed);

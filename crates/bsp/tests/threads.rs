@@ -215,7 +215,7 @@ fn run(program: &Program, nodes: &[u32], seed: u64) {
     run_with(program, nodes, seed, |_| {});
 }
 
-/// The same; `prepare` sets up each rank.
+/// Like [`run`]; `prepare` sets up each rank.
 fn run_with(
     program: &Program,
     nodes: &[u32],

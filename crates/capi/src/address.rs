@@ -10,7 +10,7 @@ use crate::failure::Failure;
 pub struct Address {
     /// Node id.
     pub nid: u32,
-    /// The endpoint on it.
+    /// Id of the endpoint on the node.
     pub dpid: u32,
 }
 

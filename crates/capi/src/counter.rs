@@ -64,7 +64,7 @@ pub extern "C" fn dp_counter_attach_edge(counter: c_int, edge: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_counter_read(counter: c_int, counts: *mut Counts) -> c_int {
     call("dp_counter_read", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let place = unsafe { Out::new("counts", counts) }?;
         COUNTERS.with(counter, |counter| {
             place.write(counter.counts()?.into());
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn dp_counter_wait(
     timeout_ns: i64,
 ) -> c_int {
     call("dp_counter_wait", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let place = unsafe { Out::maybe("counts", counts) }?;
         let timeout = Timeout::from_nanos(timeout_ns);
         let waited = matches!(timeout, Timeout::After(_)).then_some(timeout.duration());

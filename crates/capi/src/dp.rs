@@ -40,7 +40,7 @@ pub unsafe extern "C" fn dp_write(fd: c_int, msg: *const c_void, len: c_int) -> 
             found: len.into(),
             expected: "a length that is not negative",
         })?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let message = unsafe { ffi::message(msg, length) }?;
         handle::with(fd, |handle| {
             message::send(handle, fd, message, 0, Timeout::Infinite)
@@ -49,14 +49,14 @@ pub unsafe extern "C" fn dp_write(fd: c_int, msg: *const c_void, len: c_int) -> 
     })
 }
 
-/// Waits for the next message; returns its length and stores where it lies.
+/// Waits for the next message; returns its length and stores its address.
 ///
 /// # Safety
 /// `address` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_read(fd: c_int, address: *mut *mut c_char) -> c_int {
     call("dp_read", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let address = unsafe { Out::new("address", address) }?;
         handle::with(fd, |handle| {
             let message = message::receive(handle, fd, Timeout::Infinite)?;
@@ -92,18 +92,18 @@ pub extern "C" fn dp_fsync(fd: c_int, n: c_int) -> c_int {
     })
 }
 
-/// Gives an endpoint a token buffer pool of a size; stores where it lies.
+/// Gives an endpoint a token buffer pool of a size; stores its address.
 ///
 /// # Safety
 /// `tbp` is null or points to a struct of the size that it states.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_mmap(fd: c_int, tbp: *mut Pool) -> c_int {
     call("dp_mmap", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let requested = unsafe { ffi::read_struct(tbp) }?;
         let handle = handle::find(fd)?;
         let pool = options::set_pool(&handle.endpoint, requested.bytes)?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         unsafe { ffi::write_struct(tbp, &pool) }?;
         Ok(0)
     })

@@ -13,7 +13,7 @@ use crate::numbers::Numbered;
 use crate::process::CloseOrder;
 use crate::{DP_DONTWAIT, handle};
 
-/// For `dp_post`: the message is not copied.
+/// Flag of `dp_post`: the message is not copied.
 pub const DP_ZEROCOPY: c_int = 8;
 
 /// The limit of Linux for one `writev`.
@@ -46,7 +46,7 @@ pub unsafe extern "C" fn dp_edge_send(
 ) -> isize {
     call("dp_edge_send", || {
         message::check_flags(flags, DP_DONTWAIT)?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let message = unsafe { ffi::message(msg, len) }?;
         EDGES.with(edge, |edge| {
             match message::timeout(flags, timeout_ns) {
@@ -89,10 +89,10 @@ pub unsafe extern "C" fn dp_post(
                 false => "a number from 0 to 1024",
             },
         })?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let pieces = unsafe { ffi::array("iov", iov, count) }?;
         let gathered = pieces.iter().map(|piece| {
-            // SAFETY: by contract.
+            // SAFETY: the caller guarantees this by contract.
             let bytes = unsafe { ffi::bytes("iov_base", piece.iov_base, piece.iov_len) }?;
             Ok(IoSlice::new(bytes))
         });
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn dp_post(
         EDGES.with(edge, |open| match pieces {
             [piece] if shared => {
                 check_attached(edge, open)?;
-                // SAFETY: by contract.
+                // SAFETY: the caller guarantees this by contract.
                 let bytes = unsafe { ffi::shared(piece.iov_base, piece.iov_len) };
                 Ok(open.post_bytes(Operation::Message, bytes, context)?)
             }

@@ -150,14 +150,14 @@ pub(crate) unsafe fn close(fd: c_int) {
 /// `bytes` is null or points to `length` bytes that are not written to during the call.
 #[inline]
 pub(crate) unsafe fn message<'a>(bytes: *const c_void, length: usize) -> Result<&'a [u8], Failure> {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { self::bytes("msg", bytes, length) }
 }
 
 /// The bytes of the argument `what`.
 ///
 /// # Safety
-/// That of [`message`].
+/// The requirements of [`message`].
 #[inline]
 pub(crate) unsafe fn bytes<'a>(
     what: &'static str,
@@ -243,14 +243,14 @@ impl<T> Out<T> {
         if place.is_null() {
             return Err(Failure::Null { what });
         }
-        // SAFETY: the same contract.
+        // SAFETY: the caller's contract is the same.
         unsafe { Out::maybe(what, place) }
     }
 
     /// An output argument that may be null.
     ///
     /// # Safety
-    /// That of [`new`](Self::new).
+    /// The requirements of [`new`](Self::new).
     #[inline]
     pub(crate) unsafe fn maybe(what: &'static str, place: *mut T) -> Result<Out<T>, Failure> {
         if !place.is_aligned() {
@@ -425,12 +425,12 @@ unsafe fn stated_size<T: Versioned>(theirs: *const T) -> Result<usize, Failure> 
 /// # Safety
 /// `theirs` is null or points to a struct of as many bytes as its first member states.
 pub(crate) unsafe fn read_struct<T: Versioned>(theirs: *const T) -> Result<T, Failure> {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller's contract is the same.
     let size = unsafe { stated_size(theirs) }?;
     let known = size_of::<T>();
     let mut ours = T::EMPTY;
     for offset in known..size {
-        // SAFETY: the byte lies within the struct by contract.
+        // SAFETY: the byte is within the struct by contract.
         if unsafe { theirs.cast::<u8>().add(offset).read() } != 0 {
             return Err(Failure::StructTooNew {
                 what: T::NAME,
@@ -451,9 +451,9 @@ pub(crate) unsafe fn read_struct<T: Versioned>(theirs: *const T) -> Result<T, Fa
 /// member. Additional members of a newer version become zero.
 ///
 /// # Safety
-/// That of [`read_struct`], and the struct is valid for writes.
+/// The requirements of [`read_struct`], and the struct is valid for writes.
 pub(crate) unsafe fn write_struct<T: Versioned>(theirs: *mut T, ours: &T) -> Result<(), Failure> {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller's contract is the same.
     let size = unsafe { stated_size(theirs) }?;
     let filled = size.min(size_of::<T>());
     // SAFETY: both structs have `filled` bytes, and the program's has `size`; `ours` is borrowed from

@@ -121,7 +121,7 @@ pub unsafe extern "C" fn dp_group_open(
 ) -> c_int {
     call("dp_group_open", || {
         let count = ffi::count(count)?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let members = unsafe { ffi::array("members", members, count) }?;
         let addresses: Result<Vec<_>, _> = members.iter().map(|it| it.checked()).collect();
         let addresses = addresses?;
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn dp_broadcast(
     timeout_ns: i64,
 ) -> c_int {
     call("dp_broadcast", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let data = unsafe { ffi::bytes_mut("data", data, len) }?;
         let timeout = Timeout::from_nanos(timeout_ns).duration();
         let root = rank("root", root)?;
@@ -204,7 +204,7 @@ pub unsafe extern "C" fn dp_reduce(
     timeout_ns: i64,
 ) -> c_int {
     call("dp_reduce", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let data = unsafe { ffi::bytes_mut("data", data, len) }?;
         let timeout = Timeout::from_nanos(timeout_ns).duration();
         let (root, combine) = (rank("root", root)?, ready(operation, len)?);
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn dp_reduce(
 /// Combines the numbers of all members at every member.
 ///
 /// # Safety
-/// That of `dp_reduce`.
+/// The requirements of `dp_reduce`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_allreduce(
     group: c_int,
@@ -228,7 +228,7 @@ pub unsafe extern "C" fn dp_allreduce(
     timeout_ns: i64,
 ) -> c_int {
     call("dp_allreduce", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let data = unsafe { ffi::bytes_mut("data", data, len) }?;
         let timeout = Timeout::from_nanos(timeout_ns).duration();
         let combine = ready(operation, len)?;
@@ -240,7 +240,7 @@ pub unsafe extern "C" fn dp_allreduce(
 /// Reduces with a function of the program.
 ///
 /// # Safety
-/// That of `dp_reduce`; `combine` may be called with `context` until this returns.
+/// The requirements of `dp_reduce`; `combine` may be called with `context` until this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_reduce_with(
     group: c_int,
@@ -252,10 +252,10 @@ pub unsafe extern "C" fn dp_reduce_with(
     timeout_ns: i64,
 ) -> c_int {
     call("dp_reduce_with", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let data = unsafe { ffi::bytes_mut("data", data, len) }?;
         let timeout = Timeout::from_nanos(timeout_ns).duration();
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let (root, combine) = (rank("root", root)?, unsafe { self::own(combine, context) }?);
         with(group, |group| {
             Ok(group.reduce(root, data, combine, timeout)?)
@@ -267,7 +267,7 @@ pub unsafe extern "C" fn dp_reduce_with(
 /// Reduces to all members with a function of the program.
 ///
 /// # Safety
-/// That of `dp_reduce_with`.
+/// The requirements of `dp_reduce_with`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_allreduce_with(
     group: c_int,
@@ -278,10 +278,10 @@ pub unsafe extern "C" fn dp_allreduce_with(
     timeout_ns: i64,
 ) -> c_int {
     call("dp_allreduce_with", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let data = unsafe { ffi::bytes_mut("data", data, len) }?;
         let timeout = Timeout::from_nanos(timeout_ns).duration();
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let combine = unsafe { self::own(combine, context) }?;
         with(group, |group| Ok(group.allreduce(data, combine, timeout)?))?;
         Ok(0)
@@ -296,7 +296,7 @@ pub unsafe extern "C" fn dp_allreduce_with(
 pub unsafe extern "C" fn dp_group_failed(group: c_int, ranks: *mut c_int, count: c_int) -> c_int {
     call("dp_group_failed", || {
         let count = ffi::count(count)?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let places = unsafe { Out::new("ranks", ranks) }?;
         let gone = with(group, |group| Ok(group.gone()))?;
         for (at, member) in gone.iter().take(count).enumerate() {
@@ -320,7 +320,7 @@ pub unsafe extern "C" fn dp_group_shrink(
 ) -> c_int {
     call("dp_group_shrink", || {
         let count = rank("count", count)?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let ranks = unsafe { ffi::array("ranks", ranks, count) }?;
         let ranks: Result<Vec<_>, _> = ranks.iter().map(|it| rank("ranks", *it)).collect();
         let (ranks, timeout) = (ranks?, Timeout::from_nanos(timeout_ns).duration());

@@ -166,7 +166,7 @@ pub(crate) fn with<A>(
     })
 }
 
-/// The endpoint that a descriptor refers to now, whatever the table says.
+/// The endpoint that a descriptor refers to now, even if the table is out of date.
 pub(crate) fn find(fd: c_int) -> Result<Arc<Handle>, Failure> {
     let file = identify(fd)?;
     let endpoints = ENDPOINTS.get();

@@ -39,7 +39,7 @@ pub(crate) fn timeout(flags: c_int, timeout_ns: i64) -> Timeout {
 }
 
 /// Runs `attempt` with the timeout of a call on a descriptor, and again if the descriptor turns out
-/// to block. `is_timeout` recognizes failures for lack of time, which must not have changed anything;
+/// to block. `is_timeout` recognizes time-outs, which must not have changed anything;
 /// `describe` describes the wait.
 #[inline]
 fn with_timeout<A>(
@@ -247,7 +247,7 @@ pub unsafe extern "C" fn dp_send(
 ) -> isize {
     call("dp_send", || {
         check_flags(flags, DP_DONTWAIT | DP_MORE | DP_UNRELIABLE)?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let message = unsafe { ffi::message(msg, len) }?;
         let timeout = timeout(flags, timeout_ns);
         handle::with(fd, |handle| send(handle, fd, message, flags, timeout))?;
@@ -270,7 +270,7 @@ pub unsafe extern "C" fn dp_send_to(
 ) -> isize {
     call("dp_send_to", || {
         check_flags(flags, DP_DONTWAIT)?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let message = unsafe { ffi::message(msg, len) }?;
         let to = to.checked()?;
         let timeout = timeout(flags, timeout_ns);
@@ -303,7 +303,7 @@ pub unsafe extern "C" fn dp_reply(
     len: usize,
 ) -> isize {
     call("dp_reply", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let answer = unsafe { ffi::message(msg, len) }?;
         handle::with(fd, |handle| {
             let read = lock(&handle.unreleased);
@@ -329,7 +329,7 @@ pub unsafe extern "C" fn dp_recv(
 ) -> isize {
     call("dp_recv", || {
         check_flags(flags, DP_DONTWAIT)?;
-        // SAFETY: by contract, both.
+        // SAFETY: the caller guarantees both by contract.
         let (address, source) =
             unsafe { (Out::new("address", address)?, Out::maybe("source", source)?) };
         let timeout = timeout(flags, timeout_ns);
@@ -370,7 +370,7 @@ pub unsafe extern "C" fn dp_recv_many(
 ) -> c_int {
     call("dp_recv_many", || {
         check_flags(flags, DP_DONTWAIT)?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let places = unsafe { Out::new("messages", messages) }?;
         let limit = ffi::count(count)?;
         let timeout = timeout(flags, timeout_ns);
@@ -416,7 +416,7 @@ pub unsafe extern "C" fn dp_recv_copy(
 ) -> isize {
     call("dp_recv_copy", || {
         check_flags(flags, DP_DONTWAIT)?;
-        // SAFETY: by contract, both.
+        // SAFETY: the caller guarantees both by contract.
         let (buffer, source) = unsafe { (Buffer::new(buf, len)?, Out::maybe("source", source)?) };
         let timeout = timeout(flags, timeout_ns);
         handle::with(fd, |handle| {

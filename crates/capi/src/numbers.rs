@@ -31,7 +31,7 @@ struct Entry<T> {
     object: T,
 }
 
-/// Which numbers are in use.
+/// Set of numbers in use.
 #[derive(Debug, Default)]
 struct Numbers {
     /// One more than the highest that was ever in use.
@@ -105,7 +105,7 @@ impl<T: Send + Sync> OpenObjects for Numbered<T> {
     fn close_all(&self) {
         let numbers = mem::take(&mut *lock(&self.numbers.get()));
         for number in 0..numbers.next {
-            // Some are closed already.
+            // Some objects are closed already.
             let _closed = self.remove(number);
         }
     }

@@ -17,7 +17,7 @@ use crate::{handle, message};
 
 /// A time of zero in options, where 0 selects the default.
 pub const DP_ZERO_NS: i64 = -1;
-/// For `dp_open_with`: any free endpoint number.
+/// Endpoint number for `dp_open_with`: any free one.
 pub const DP_ANY: u32 = dipole_node::EndpointId::ANY.0;
 /// For `dp_open_with`: calls on the descriptor do not wait.
 pub const DP_NONBLOCK: u32 = 1;
@@ -42,7 +42,7 @@ pub struct NodeOptions {
     pub link: *const c_char,
     /// How long waiting calls spin before they sleep.
     pub spin_ns: i64,
-    /// How long `dp_target` waits.
+    /// Time limit of `dp_target` in nanoseconds.
     pub connect_timeout_ns: i64,
     /// How long `exit` waits for acknowledgements.
     pub linger_ns: i64,
@@ -82,7 +82,7 @@ pub struct Pool {
     pub size: usize,
     /// In: requested bytes; out: bytes of the pool.
     pub bytes: usize,
-    /// Where the pool lies.
+    /// Address of the pool.
     pub base: *const c_void,
 }
 
@@ -175,7 +175,7 @@ pub unsafe extern "C" fn dp_init(options: *const NodeOptions) -> c_int {
     call("dp_init", || {
         let mut config = Config::from_env()?;
         if !options.is_null() {
-            // SAFETY: not null; of the stated size by contract.
+            // SAFETY: the pointer is not null, and by contract the memory has the stated size.
             let options = unsafe { ffi::read_struct(options) }?;
             // SAFETY: texts are strings by contract.
             unsafe { options.apply(&mut config) }?;
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn dp_open_with(dpid: u32, options: *const OpenOptions) ->
     call("dp_open_with", || {
         let options = match options.is_null() {
             true => OpenOptions::EMPTY,
-            // SAFETY: not null; of the stated size by contract.
+            // SAFETY: the pointer is not null, and by contract the memory has the stated size.
             false => unsafe { ffi::read_struct(options) }?,
         };
         open(dpid, options)

@@ -121,7 +121,7 @@ fn handle(number: c_int, callback: &Callback, context: &PortContext, message: &M
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_port_address(port: c_int, address: *mut Address) -> c_int {
     call("dp_port_address", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let place = unsafe { Out::new("address", address) }?;
         OpenPort::with(port, |port| {
             place.write(port.address().into());
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn dp_port_address(port: c_int, address: *mut Address) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_port_reply(port: c_int, msg: *const c_void, len: usize) -> isize {
     call("dp_port_reply", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let answer = unsafe { ffi::message(msg, len) }?;
         let running = RUNNING.with_borrow(|all| {
             let mut innermost = all.iter().rev();

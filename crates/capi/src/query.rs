@@ -36,7 +36,7 @@ pub extern "C" fn dp_version() -> *const c_char {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_own_address(fd: c_int, address: *mut Address) -> c_int {
     call("dp_own_address", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let address = unsafe { Out::new("address", address) }?;
         address.write(handle::find(fd)?.endpoint.address().into());
         Ok(0)
@@ -62,7 +62,7 @@ pub extern "C" fn dp_size() -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_rank_address(rank: c_int, address: *mut Address) -> c_int {
     call("dp_rank_address", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let address = unsafe { Out::new("address", address) }?;
         let job = process::job()?;
         let known = usize::try_from(rank)
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn dp_stats(stats: *mut Stats) -> c_int {
             bpf_socket_sent: bpf.socket + bpf.joined,
             ..Stats::EMPTY
         };
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         unsafe { ffi::write_struct(stats, &ours) }?;
         Ok(0)
     })

@@ -48,7 +48,7 @@ pub struct Completion {
     pub reserved: u32,
     /// The sender of a message.
     pub source: Address,
-    /// Where a message lies.
+    /// Address of a message.
     pub message: *const c_void,
     /// The length of a message.
     pub length: usize,
@@ -290,12 +290,12 @@ pub unsafe extern "C" fn dp_queue_wait(
     timeout_ns: i64,
 ) -> c_int {
     call("dp_queue_wait", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let places = unsafe { Out::new("completions", completions) }?;
         let places_count = ffi::count(count)?;
         let timeout = Timeout::from_nanos(timeout_ns);
         let open = find(queue)?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let filled = unsafe { open.fill(queue, places, places_count, timeout) }?;
         // It is at most `count`.
         Ok(c_int::try_from(filled).unwrap_or(count))

@@ -24,7 +24,7 @@ pub const DP_GET: c_int = 2;
 pub const DP_FETCH_ADD: c_int = 3;
 /// Replaces a word that has an expected value.
 pub const DP_COMPARE_SWAP: c_int = 4;
-/// For a put: notify the owner.
+/// Flag of a put: notify the owner.
 pub const DP_NOTIFY: c_int = 1;
 /// Peers may write into the region.
 pub const DP_ALLOW_PUT: c_int = 1;
@@ -58,7 +58,7 @@ impl Drop for OpenRegion {
 pub struct Notification {
     /// Key of the region.
     pub key: u64,
-    /// Where the data lies.
+    /// Address of the data.
     pub offset: u64,
     /// The length of the data.
     pub length: u64,
@@ -82,7 +82,7 @@ pub unsafe extern "C" fn dp_region_open(
     call("dp_region_open", || {
         let all = DP_ALLOW_PUT | DP_ALLOW_GET | DP_ALLOW_ATOMIC;
         message::check_flags(rights, all)?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let place = unsafe { Out::new("key", key) }?;
         let start = NonNull::new(memory.cast::<u8>()).ok_or(Failure::Null { what: "memory" })?;
         let rights = Rights {
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn dp_is_notification(
     notification: *mut Notification,
 ) -> c_int {
     call("dp_is_notification", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let place = unsafe { Out::new("notification", notification) }?;
         handle::with(fd, |handle| {
             let read = lock(&handle.unreleased);
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn dp_put(
 ) -> c_int {
     call("dp_put", || {
         message::check_flags(flags, DP_DONTWAIT)?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let data = unsafe { ffi::message(data, len) }?;
         let timeout = message::timeout(flags, timeout_ns);
         let put = Put {
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn dp_put_notify(
 ) -> c_int {
     call("dp_put_notify", || {
         message::check_flags(flags, DP_DONTWAIT)?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let data = unsafe { ffi::message(data, len) }?;
         let timeout = message::timeout(flags, timeout_ns);
         let put = Put {
@@ -232,7 +232,7 @@ pub unsafe extern "C" fn dp_put_notify(
 pub struct PostedOperation {
     /// [`DP_PUT`], [`DP_GET`], [`DP_FETCH_ADD`] or [`DP_COMPARE_SWAP`].
     pub kind: c_int,
-    /// Of a put: [`DP_NOTIFY`] or 0.
+    /// [`DP_NOTIFY`] for a put with notice, otherwise 0.
     pub flags: c_int,
     /// Key of the region.
     pub key: u64,
@@ -261,7 +261,7 @@ pub unsafe extern "C" fn dp_post_operation(
     context: u64,
 ) -> c_int {
     call("dp_post_operation", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let [posted] = unsafe { ffi::array("operation", operation, 1) }? else {
             return Err(Failure::Null { what: "operation" });
         };
@@ -304,7 +304,7 @@ pub unsafe extern "C" fn dp_post_operation(
             }
         };
         let bytes = match posted.kind {
-            // SAFETY: by contract.
+            // SAFETY: the caller guarantees this by contract.
             DP_PUT => unsafe { ffi::shared(memory, length) },
             _ => Bytes::new(),
         };
@@ -332,7 +332,7 @@ pub unsafe extern "C" fn dp_get(
     timeout_ns: i64,
 ) -> c_int {
     call("dp_get", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let into = unsafe { ffi::bytes_mut("into", into, len) }?;
         let timeout = Timeout::from_nanos(timeout_ns).duration();
         EDGES.with(edge, |edge| {
@@ -356,7 +356,7 @@ pub unsafe extern "C" fn dp_fetch_add(
     timeout_ns: i64,
 ) -> c_int {
     call("dp_fetch_add", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let place = unsafe { Out::maybe("before", before) }?;
         let timeout = Timeout::from_nanos(timeout_ns).duration();
         EDGES.with(edge, |edge| {
@@ -381,7 +381,7 @@ pub unsafe extern "C" fn dp_compare_swap(
     timeout_ns: i64,
 ) -> c_int {
     call("dp_compare_swap", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let place = unsafe { Out::maybe("before", before) }?;
         let timeout = Timeout::from_nanos(timeout_ns).duration();
         EDGES.with(edge, |edge| {

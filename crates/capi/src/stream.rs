@@ -93,7 +93,7 @@ impl StreamLayout {
         if self.owners.is_null() && self.records == 0 {
             return Ok(Layout::block_cyclic(self.ranks, self.block));
         }
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let owners = unsafe { ffi::array("owners", self.owners, self.records) }?;
         Ok(Layout::by_key(self.ranks, self.block, owners.to_vec()))
     }
@@ -102,18 +102,18 @@ impl StreamLayout {
 /// # Safety
 /// `layout` is null or points to a valid layout.
 unsafe fn layout(layout: *const StreamLayout) -> Result<Layout, Failure> {
-    // SAFETY: by contract.
+    // SAFETY: the caller guarantees this by contract.
     let layout = unsafe { ffi::array("layout", layout, 1) }?;
-    // SAFETY: by contract.
+    // SAFETY: the caller guarantees this by contract.
     unsafe { layout[0].checked() }
 }
 
 /// A string argument that must not be null.
 ///
 /// # Safety
-/// That of [`ffi::text`].
+/// The requirements of [`ffi::text`].
 unsafe fn text<'a>(what: &'static str, text: *const c_char) -> Result<&'a str, Failure> {
-    // SAFETY: by contract.
+    // SAFETY: the caller guarantees this by contract.
     unsafe { ffi::text(what, text) }?.ok_or(Failure::Null { what })
 }
 
@@ -141,11 +141,11 @@ pub unsafe extern "C" fn dp_interface_open(
     call("dp_interface_open", || {
         let max_streams = ffi::count(streams)?;
         let count = if count == 0 { 0 } else { ffi::count(count)? };
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let names = unsafe { ffi::array("destinations", destinations, count) }?;
         let mut allowed: Vec<SocketAddr> = Vec::new();
         for name in names {
-            // SAFETY: by contract.
+            // SAFETY: the caller guarantees this by contract.
             let name = unsafe { text("destinations", *name) }?;
             let found = name.to_socket_addrs();
             allowed.extend(found.map_err(|_| Failure::BadText {
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn dp_layout_bytes(
     total: u64,
 ) -> isize {
     call("dp_layout_bytes", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let layout = unsafe { self::layout(layout) }?;
         if let Some(why) = layout.error(total) {
             return Err(StreamError::Misuse(why).into());
@@ -249,9 +249,9 @@ pub unsafe extern "C" fn dp_stream_open(
 ) -> c_int {
     call("dp_stream_open", || {
         let count = ffi::count(count)?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let ranks = unsafe { ffi::array("ranks", ranks, count) }?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let to = unsafe { text("to", to) }?;
         let addresses: Result<Vec<_>, _> = ranks.iter().map(|it| it.checked()).collect();
         let own = u32::try_from(own).map_err(|_| Failure::BadNumber {
@@ -281,7 +281,7 @@ pub unsafe extern "C" fn dp_stream_write_raw(
     len: usize,
 ) -> c_int {
     call("dp_stream_write_raw", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let bytes = unsafe { ffi::bytes("bytes", bytes, len) }?;
         with(stream, |stream| stream.write_raw(bytes))?;
         Ok(0)
@@ -296,7 +296,7 @@ pub unsafe extern "C" fn dp_stream_write_raw(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_stream_read_raw(stream: c_int, buf: *mut c_void, len: usize) -> isize {
     call("dp_stream_read_raw", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let place = unsafe { ffi::bytes_mut("buf", buf, len) }?;
         let received = with(stream, |stream| stream.read_raw(place.len()))?;
         let to = place.get_mut(..received.len());
@@ -328,9 +328,9 @@ pub unsafe extern "C" fn dp_stream_write(
     len: usize,
 ) -> c_int {
     call("dp_stream_write", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let layout = unsafe { self::layout(layout) }?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let part = unsafe { ffi::bytes("part", part, len) }?;
         with(stream, |stream| stream.write(&layout, total, part))?;
         Ok(0)
@@ -350,9 +350,9 @@ pub unsafe extern "C" fn dp_stream_read(
     len: usize,
 ) -> isize {
     call("dp_stream_read", || {
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let layout = unsafe { self::layout(layout) }?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         let part = unsafe { ffi::bytes_mut("part", part, len) }?;
         length(total)?;
         let total = with(stream, |stream| stream.read(&layout, total, part))?;

@@ -132,7 +132,7 @@ fn resources(pid: Pid) -> (usize, usize) {
 #[test]
 fn an_echo_server_serves_a_thousand_clients_some_of_which_are_killed() {
     const PROCESSES: u32 = 20;
-    // Some are killed after their own first echoes, others after everybody's first echoes.
+    // Some are killed after their own first echoes, others after the first echoes of all.
     let dies_early = |number: u32| number % 6 == 1;
     let dies_late = |number: u32| number % 6 == 4;
     // The UDP link keeps sockets connected to the eight peers it has recently sent most to.

@@ -13,7 +13,7 @@ use crate::clock::nanoseconds;
 /// How long the progress thread leaves stepping to waiting threads after the last of them
 /// returned; a descriptor may become ready this much later.
 pub(super) const NAP: Duration = Duration::from_micros(500);
-/// The same if no descriptor or task is waiting: it only finishes what calls left undone.
+/// Nap while no descriptor or task is waiting: the thread only finishes what calls left undone.
 pub(super) const LONG_NAP: Duration = Duration::from_millis(4);
 /// Once a waiting thread has slept this long, the progress thread sleeps until it is called.
 pub(super) const LONG_SLEEP_NS: u64 = 10_000_000;
@@ -42,7 +42,7 @@ pub(super) struct Progress {
     pub(super) stuck_since: Option<(u64, Instant)>,
 }
 
-/// What the thread that runs work does otherwise.
+/// Other activity of the thread that runs work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallerKind {
     /// It waits in the driver, and steps for others.
@@ -141,7 +141,7 @@ impl Progress {
         }
     }
 
-    /// A handler has returned.
+    /// Called when a handler has returned.
     #[inline]
     pub(super) fn work_done(&mut self) {
         self.done = self.done.wrapping_add(1);

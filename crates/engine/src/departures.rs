@@ -18,7 +18,7 @@ pub struct Departure {
     pub node: u32,
     /// Incarnation of the peer.
     pub incarnation: u64,
-    /// Why it is gone.
+    /// Reason for its departure.
     pub reason: GoneReason,
 }
 

@@ -29,7 +29,7 @@ pub(super) struct EndpointState {
     pub(super) inbox: Inbox,
     /// Targets of the endpoint, if any.
     pub(super) targets: Option<Arc<[Target]>>,
-    /// What is notified of a message.
+    /// Additional receiver of a notification for each message.
     pub(super) notifies: Notifies,
     /// It is in a list of endpoints with notifications to send.
     pub(super) listed: bool,

@@ -40,7 +40,7 @@ pub struct Message {
 pub(crate) struct Origin {
     /// Address of the sending endpoint.
     pub(crate) source: Address,
-    /// Its process, for replies.
+    /// Id of the sending process, for replies.
     pub(crate) peer: PeerId,
 }
 
@@ -246,12 +246,12 @@ pub struct Pool {
 /// A queued message and the credit it holds.
 #[derive(Debug)]
 pub(crate) struct Token {
-    /// The credit it holds.
+    /// Credit that the message holds.
     pub(crate) charge: Charge,
     pub(crate) message: Message,
 }
 
-// Both are moved once or twice per message.
+// Both types are moved once or twice per message.
 const _: () = assert!(size_of::<Message>() <= 32 && size_of::<Token>() <= 48);
 
 /// The unread messages of an endpoint.

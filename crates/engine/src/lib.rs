@@ -492,7 +492,7 @@ impl Engine {
             memory.send_goodbye();
         }
         let peers: Vec<PeerId> = self.core.machine.peers().collect();
-        // Tells senders what has arrived before they find out that this process is gone.
+        // Acknowledge what has arrived before senders find out that this process is gone.
         for peer in &peers {
             self.core.machine.acknowledge(*peer);
         }

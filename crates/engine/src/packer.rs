@@ -23,7 +23,6 @@ struct OpenFrame {
     bulk: bool,
 }
 
-/// The frames of one peer.
 #[derive(Debug)]
 struct PeerFrames {
     id: PeerId,
@@ -437,7 +436,7 @@ impl Packer {
         let room = ahead
             .min(self.free_for_long_to(machine, edge.peer))
             .min(most);
-        // At least one byte is left for the last piece.
+        // Leave at least one byte for the last piece.
         let full = (total - send.offset).saturating_sub(1).checked_div(length);
         let mut queued = 0;
         for _ in 0..full.unwrap_or(0).min(room) {

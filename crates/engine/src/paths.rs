@@ -46,7 +46,7 @@ pub struct Paths {
     pub node: NodeId,
     /// Incarnation of the peer.
     pub incarnation: u64,
-    /// In the order of the peer's interfaces.
+    /// Paths in the order of the peer's interfaces.
     pub pairs: Vec<Path>,
 }
 
@@ -90,7 +90,7 @@ impl fmt::Display for Path {
 }
 
 impl fmt::Display for Paths {
-    /// One line, for the log.
+    /// Formats one line for the log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "node {}: ", self.node)?;
         for (index, pair) in self.pairs.iter().enumerate() {
@@ -111,7 +111,7 @@ impl fmt::Display for Paths {
 }
 
 impl Engine {
-    /// Number of times that a peer came or went, or a path changed.
+    /// Number of times that a peer connected or left, or a path changed.
     #[inline]
     pub fn link_changes(&self) -> u64 {
         self.core.peers.changes()
@@ -168,7 +168,6 @@ impl Engine {
         }
     }
 
-    /// Logs changes of paths.
     #[inline]
     pub(super) fn log_path_changes(&mut self) {
         let changes = self.core.peers.take_path_changes();

@@ -26,7 +26,7 @@ pub(super) struct Peers {
     suspects: Vec<PeerId>,
     /// Path changes that have not been logged yet.
     path_changes: Vec<(PeerId, PathChange)>,
-    /// Number of times that a peer came or went, or a path changed.
+    /// Number of times that a peer connected or left, or a path changed.
     changes: u64,
 }
 
@@ -80,7 +80,7 @@ impl Peers {
         self.changes += 1;
     }
 
-    /// Number of times that a peer came or went, or a path changed.
+    /// Number of times that a peer connected or left, or a path changed.
     #[inline]
     pub(super) fn changes(&self) -> u64 {
         self.changes
@@ -102,7 +102,6 @@ impl Peers {
         NodeId(self.get(id).map_or(0, |state| state.node))
     }
 
-    /// Returns the incarnation of a peer.
     pub(super) fn incarnation(&self, id: PeerId) -> u64 {
         self.get(id).map_or(0, |state| state.incarnation)
     }

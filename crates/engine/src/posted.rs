@@ -31,9 +31,9 @@ pub(super) enum PayloadOwner<'a> {
     Caller,
     /// The payload is in a copy.
     Copy(&'a Arc<Buffers>),
-    /// In bytes that the engine shares.
+    /// The payload is in bytes that the engine shares.
     Shared(&'a Bytes, Option<PostedOperation>),
-    /// In an open region, until that is closed.
+    /// The payload is in an open region, until that is closed.
     Region(&'a RegionPart),
 }
 

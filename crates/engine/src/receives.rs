@@ -72,12 +72,10 @@ impl OfferTable {
         self.all.is_empty()
     }
 
-    /// The offers of an endpoint.
     pub(super) fn of(&self, endpoint: u32) -> impl Iterator<Item = &Offer> {
         self.all.iter().filter(move |it| it.endpoint == endpoint)
     }
 
-    /// The offer of this memory.
     pub(super) fn with(&self, endpoint: u32, memory: &Memory) -> Option<&Offer> {
         self.of(endpoint).find(|it| it.memory.is_same(memory))
     }

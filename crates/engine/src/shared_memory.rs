@@ -195,7 +195,6 @@ impl SharedMemory {
         (route.peer == peer).then_some(route)
     }
 
-    /// The connection to a peer.
     fn connection(&self, peer: PeerId) -> Option<ConnId> {
         Some(self.route(peer)?.id)
     }
@@ -596,7 +595,7 @@ impl SharedMemory {
         self.end_after(id, reason, all_read, core);
     }
 
-    /// Ends a connection; `all_read` tells whether the peer had read everything.
+    /// Ends a connection; `all_read` is true if the peer had read everything.
     fn end_after(&mut self, id: ConnId, reason: GoneReason, all_read: bool, core: &mut Core) {
         let Some(found) = find_mut(&mut self.connections, id) else {
             return;

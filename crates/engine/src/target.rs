@@ -35,7 +35,7 @@ pub enum Blocked {
 pub struct Target {
     /// Address of the target endpoint.
     pub address: Address,
-    /// The edge to it.
+    /// Edge to the target.
     pub edge: EdgeId,
     /// Traffic of the edge.
     pub sent: Arc<Sent>,

@@ -73,7 +73,7 @@ impl Av {
             fid: fid(FI_CLASS_AV, context, &OPS),
             ops: &AV_OPS,
         };
-        // SAFETY: valid by contract.
+        // SAFETY: the arguments are valid by contract.
         unsafe { export(out, fid, Arc::new(av)) }
     }
 
@@ -92,7 +92,6 @@ impl Av {
         self.chunks.get(chunk)?.get()?.get(at)
     }
 
-    /// The name at an index.
     #[inline]
     pub(crate) fn get(&self, index: u64) -> Option<&Name> {
         let slot = self.slot(index)?;
@@ -136,7 +135,7 @@ impl Av {
 /// # Safety
 /// `av` is null or was created by this provider.
 unsafe fn av<'a>(av: *const FidAv) -> Result<&'a Arc<Av>, Failure> {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { object(av) }
 }
 
@@ -168,7 +167,7 @@ unsafe extern "C" fn insert(
     context: *mut c_void,
 ) -> c_int {
     call(|| {
-        // SAFETY: an address vector of this provider.
+        // SAFETY: libfabric passes an address vector of this provider.
         let av = unsafe { av(fid) }?;
         let events = match (av.reports_events, av.events.get()) {
             (false, _) => None,
@@ -195,7 +194,7 @@ unsafe extern "C" fn insert(
 
 unsafe extern "C" fn remove(fid: *mut FidAv, numbers: *mut u64, count: usize, _: u64) -> c_int {
     call(|| {
-        // SAFETY: an address vector of this provider.
+        // SAFETY: libfabric passes an address vector of this provider.
         let av = unsafe { av(fid) }?;
         for index in 0..count {
             // SAFETY: the array has `count` elements.
@@ -213,7 +212,7 @@ unsafe extern "C" fn lookup(
     length: *mut usize,
 ) -> c_int {
     call(|| {
-        // SAFETY: an address vector of this provider.
+        // SAFETY: libfabric passes an address vector of this provider.
         let name = unsafe { av(fid) }?.get(number).ok_or(Failure(FI_EINVAL))?;
         // SAFETY: a buffer of that length.
         unsafe { copy_out(&name.encode(), buffer, length) }?;

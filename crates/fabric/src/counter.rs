@@ -50,7 +50,7 @@ impl Counter {
             fid: fid(FI_CLASS_CNTR, context, &OPS),
             ops: &CNTR_OPS,
         };
-        // SAFETY: valid by contract.
+        // SAFETY: the arguments are valid by contract.
         unsafe { export(out, fid, counter) }
     }
 
@@ -66,7 +66,7 @@ impl Counter {
 /// # Safety
 /// `counter` is null or was created by this provider.
 unsafe fn counter<'a>(counter: *const FidCntr) -> Result<&'a Cntr, Failure> {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller's contract is the same.
     let counter: &Counter = unsafe { object(counter) }?;
     Ok(&counter.0)
 }
@@ -84,7 +84,7 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
 
 unsafe extern "C" fn control(fid: *mut Fid, command: c_int, buffer: *mut c_void) -> c_int {
     call(|| {
-        // SAFETY: a counter of this provider.
+        // SAFETY: libfabric passes a counter of this provider.
         let counter: &Counter = unsafe { object(fid.cast::<FidCntr>()) }?;
         // SAFETY: a buffer for the result of the command.
         unsafe { (counter.1).control(command, buffer, || counter.open_descriptor()) }
@@ -92,9 +92,9 @@ unsafe extern "C" fn control(fid: *mut Fid, command: c_int, buffer: *mut c_void)
 }
 
 /// # Safety
-/// That of [`counter`].
+/// The requirements of [`counter`].
 unsafe fn read_value(fid: *mut FidCntr, which: impl FnOnce(&Cntr) -> &AtomicU64) -> u64 {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller's contract is the same.
     let Ok(counter) = (unsafe { counter(fid) }) else {
         return 0;
     };
@@ -103,20 +103,20 @@ unsafe fn read_value(fid: *mut FidCntr, which: impl FnOnce(&Cntr) -> &AtomicU64)
 }
 
 unsafe extern "C" fn read(fid: *mut FidCntr) -> u64 {
-    // SAFETY: a counter of this provider.
+    // SAFETY: libfabric passes a counter of this provider.
     unsafe { read_value(fid, |counter| &counter.value) }
 }
 
 unsafe extern "C" fn readerr(fid: *mut FidCntr) -> u64 {
-    // SAFETY: a counter of this provider.
+    // SAFETY: libfabric passes a counter of this provider.
     unsafe { read_value(fid, |counter| &counter.failed) }
 }
 
 /// # Safety
-/// That of [`counter`].
+/// The requirements of [`counter`].
 unsafe fn change(fid: *mut FidCntr, change: impl FnOnce(&Cntr)) -> c_int {
     call(|| {
-        // SAFETY: the contract is the same.
+        // SAFETY: the caller's contract is the same.
         let counter = unsafe { counter(fid) }?;
         change(counter);
         counter.update_descriptor();
@@ -128,12 +128,12 @@ unsafe extern "C" fn add(fid: *mut FidCntr, value: u64) -> c_int {
     let add = |counter: &Cntr| {
         counter.value.fetch_add(value, Ordering::AcqRel);
     };
-    // SAFETY: a counter of this provider.
+    // SAFETY: libfabric passes a counter of this provider.
     unsafe { change(fid, add) }
 }
 
 unsafe extern "C" fn set(fid: *mut FidCntr, value: u64) -> c_int {
-    // SAFETY: a counter of this provider.
+    // SAFETY: libfabric passes a counter of this provider.
     unsafe { change(fid, |counter| counter.value.store(value, Ordering::Release)) }
 }
 
@@ -141,12 +141,12 @@ unsafe extern "C" fn adderr(fid: *mut FidCntr, value: u64) -> c_int {
     let add = |counter: &Cntr| {
         counter.failed.fetch_add(value, Ordering::AcqRel);
     };
-    // SAFETY: a counter of this provider.
+    // SAFETY: libfabric passes a counter of this provider.
     unsafe { change(fid, add) }
 }
 
 unsafe extern "C" fn seterr(fid: *mut FidCntr, value: u64) -> c_int {
-    // SAFETY: a counter of this provider.
+    // SAFETY: libfabric passes a counter of this provider.
     unsafe {
         change(fid, |counter| {
             counter.failed.store(value, Ordering::Release)
@@ -156,7 +156,7 @@ unsafe extern "C" fn seterr(fid: *mut FidCntr, value: u64) -> c_int {
 
 unsafe extern "C" fn wait(fid: *mut FidCntr, threshold: u64, timeout: c_int) -> c_int {
     call(|| {
-        // SAFETY: a counter of this provider.
+        // SAFETY: libfabric passes a counter of this provider.
         let counter = unsafe { counter(fid) }?;
         let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
         let failed = counter.failed.load(Ordering::Acquire);

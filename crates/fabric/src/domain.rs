@@ -60,7 +60,7 @@ pub(crate) unsafe fn open(
         ops: &DOMAIN_OPS,
         mr: &MR_OPS,
     };
-    // SAFETY: valid by contract.
+    // SAFETY: the arguments are valid by contract.
     unsafe { export(out, fid, Arc::new(domain)) }
 }
 
@@ -69,7 +69,7 @@ pub(crate) unsafe fn open(
 /// # Safety
 /// `domain` is null or a domain of this provider.
 unsafe fn domain<'a>(domain: *const FidDomain) -> Result<&'a Arc<Domain>, Failure> {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { object(domain) }
 }
 

@@ -175,7 +175,7 @@ impl Ep {
             atomic: ptr::from_ref(&atomic::OPS).cast(),
             collective: ptr::null(),
         };
-        // SAFETY: valid by contract.
+        // SAFETY: the arguments are valid by contract.
         unsafe { export(out, fid, Arc::new(ep)) }
     }
 
@@ -281,7 +281,7 @@ impl Source for Ep {
 /// `ep` is null or was created by this provider.
 #[inline]
 unsafe fn ep<'a>(ep: *const FidEp) -> Result<&'a Arc<Ep>, Failure> {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { object(ep) }
 }
 
@@ -335,7 +335,7 @@ unsafe extern "C" fn control(_: *mut Fid, command: c_int, _: *mut c_void) -> c_i
 
 unsafe extern "C" fn cancel(fid: *mut Fid, context: *mut c_void) -> isize {
     call(|| {
-        // SAFETY: an endpoint of this provider.
+        // SAFETY: libfabric passes an endpoint of this provider.
         let ep = unsafe { ep(fid.cast()) }?;
         lock(&ep.exchange).cancel(context.expose_provenance());
         Ok(0)
@@ -344,7 +344,7 @@ unsafe extern "C" fn cancel(fid: *mut Fid, context: *mut c_void) -> isize {
 
 unsafe extern "C" fn getname(fid: *mut Fid, buffer: *mut c_void, length: *mut usize) -> c_int {
     call(|| {
-        // SAFETY: an endpoint of this provider.
+        // SAFETY: libfabric passes an endpoint of this provider.
         let name = lock(&unsafe { ep(fid.cast()) }?.exchange).name();
         // SAFETY: a buffer of that length.
         match unsafe { copy_out(&name.encode(), buffer, length) }? {
@@ -362,7 +362,7 @@ unsafe extern "C" fn getopt(
     length: *mut usize,
 ) -> c_int {
     call(|| {
-        // SAFETY: an endpoint of this provider.
+        // SAFETY: libfabric passes an endpoint of this provider.
         let ep = unsafe { ep(fid.cast()) }?;
         if (level, option) != (FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV) {
             return Err(Failure(libc::ENOPROTOOPT));
@@ -384,7 +384,7 @@ unsafe extern "C" fn setopt(
     length: usize,
 ) -> c_int {
     call(|| {
-        // SAFETY: an endpoint of this provider.
+        // SAFETY: libfabric passes an endpoint of this provider.
         let ep = unsafe { ep(fid.cast()) }?;
         if (level, option) != (FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV) {
             return Err(Failure(libc::ENOPROTOOPT));

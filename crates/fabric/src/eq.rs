@@ -143,7 +143,7 @@ impl EventQueue {
             let descriptor = queue.events.open_descriptor();
             descriptor.map_err(|cause| descriptor_failure(&cause))?;
         }
-        // SAFETY: valid by contract.
+        // SAFETY: the arguments are valid by contract.
         unsafe { export(out, fid, queue) }
     }
 }
@@ -153,7 +153,7 @@ impl EventQueue {
 /// # Safety
 /// `queue` is null or was created by this provider.
 unsafe fn queue<'a>(queue: *const FidEq) -> Result<&'a EventQueue, Failure> {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { object(queue) }
 }
 
@@ -170,7 +170,7 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
 
 unsafe extern "C" fn control(fid: *mut Fid, command: c_int, buffer: *mut c_void) -> c_int {
     call(|| {
-        // SAFETY: a queue of this provider.
+        // SAFETY: libfabric passes a queue of this provider.
         let queue = unsafe { queue(fid.cast()) }?;
         // SAFETY: a buffer for the result of the command.
         unsafe { (queue.wait).control(command, buffer, || queue.events.open_descriptor()) }
@@ -185,7 +185,7 @@ unsafe extern "C" fn read(
     flags: u64,
 ) -> isize {
     call(|| {
-        // SAFETY: a queue of this provider.
+        // SAFETY: libfabric passes a queue of this provider.
         let events = &unsafe { queue(fid) }?.events;
         let mut waiting = lock(&events.waiting);
         let (event, bytes) = waiting.front().ok_or(AGAIN)?;
@@ -216,12 +216,12 @@ unsafe extern "C" fn sread(
     timeout: c_int,
     flags: u64,
 ) -> isize {
-    // SAFETY: a queue of this provider.
+    // SAFETY: libfabric passes a queue of this provider.
     if let Ok(queue) = unsafe { queue(fid) } {
         let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
         queue.events.wait(timeout);
     }
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { read(fid, number, buffer, length, flags) }
 }
 
@@ -238,7 +238,7 @@ unsafe extern "C" fn write(
     _: u64,
 ) -> isize {
     call(|| {
-        // SAFETY: a queue of this provider.
+        // SAFETY: libfabric passes a queue of this provider.
         let queue = unsafe { queue(fid) }?;
         if !queue.is_writable {
             // The program did not open the queue with `FI_WRITE`.

@@ -489,7 +489,7 @@ impl Exchange {
     }
 }
 
-/// The reverse of [`number`].
+/// Converts the result of [`number`] back to an address.
 fn address(number: u64) -> Address {
     let half = |number: u64| u32::try_from(number & 0xffff_ffff).unwrap_or_default();
     Address {

@@ -99,7 +99,7 @@ unsafe extern "C" fn open_domain(
     out: *mut *mut c_void,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: valid by libfabric's contract.
+    // SAFETY: libfabric guarantees valid arguments.
     call(|| unsafe { domain::open(out.cast(), context) })
 }
 
@@ -142,6 +142,6 @@ unsafe extern "C" fn eq_open(
     out: *mut *mut c_void,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: valid by libfabric's contract.
+    // SAFETY: libfabric guarantees valid arguments.
     call(|| unsafe { EventQueue::open(borrow(attr.cast::<EqAttr>()), out.cast(), context) })
 }

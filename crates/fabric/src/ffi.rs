@@ -106,7 +106,7 @@ pub(crate) unsafe fn object<'a, F, T>(fid: *const F) -> Result<&'a T, Failure> {
 /// Takes back an object that C closes.
 ///
 /// # Safety
-/// That of [`object`]; the pointer is not used afterwards.
+/// The requirements of [`object`]; the pointer is not used afterwards.
 pub(crate) unsafe fn reclaim<F, T>(fid: *mut Fid) -> Result<T, Failure> {
     if fid.is_null() {
         return Err(Failure(FI_EINVAL));
@@ -161,7 +161,7 @@ unsafe extern "C" fn no_control(_: *mut Fid, _: c_int, _: *mut c_void) -> c_int 
 /// # Safety
 /// `buffer` is null or points to a valid value that is not written to as long as the result is used.
 pub(crate) unsafe fn borrow<'a, T>(buffer: *const T) -> Option<&'a T> {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { buffer.as_ref() }
 }
 

@@ -35,7 +35,7 @@ const MAX_MESSAGE_BYTES: usize = 1 << 40;
 const TAG_FORMAT: u64 = 0xaaaa_aaaa_aaaa_aaaa;
 const MANY: usize = 1 << 16;
 
-/// Everything that is offered.
+/// Properties that the provider offers.
 struct Offer {
     caps: u64,
     tx: TxAttr,
@@ -120,7 +120,7 @@ impl Offer {
         }
     }
 
-    /// Restricts the offer to what the program requests; the error says why that is impossible.
+    /// Restricts the offer to what the program requests; the error contains the reason if that is impossible.
     ///
     /// # Safety
     /// The pointers of `hints` are null or valid, as libfabric passes them.
@@ -128,7 +128,7 @@ impl Offer {
         if hints.addr_format != FI_FORMAT_UNSPEC {
             return Err("another address format");
         }
-        // SAFETY: valid by contract.
+        // SAFETY: the arguments are valid by contract.
         if let Some(domain) = unsafe { borrow(hints.domain_attr) } {
             // SAFETY: as above.
             unsafe { self.fit_domain(domain) }?;
@@ -157,7 +157,7 @@ impl Offer {
             self.caps &= caps;
         }
         (self.tx.caps, self.rx.caps) = (self.caps, self.caps);
-        // SAFETY: valid by contract.
+        // SAFETY: the arguments are valid by contract.
         if let Some(tx) = unsafe { borrow(hints.tx_attr) } {
             self.fit_tx(tx)?;
         }
@@ -253,7 +253,7 @@ impl Offer {
         Ok(())
     }
 
-    /// Allocates every part by itself, because libfabric frees them one by one.
+    /// Allocates every part separately, because libfabric frees them one by one.
     fn allocate(self) -> Result<*mut Info, Failure> {
         let fabric = FabricAttr {
             fabric: ptr::null_mut(),
@@ -293,7 +293,7 @@ impl Offer {
 /// `hints` is null or passed by libfabric; `out` is null or valid for writes.
 pub(crate) unsafe fn getinfo(hints: *const Info, out: *mut *mut Info) -> Result<c_int, Failure> {
     let mut offer = Offer::all();
-    // SAFETY: valid by contract.
+    // SAFETY: the arguments are valid by contract.
     if let Some(hints) = unsafe { borrow(hints) } {
         // SAFETY: as above.
         let fabric = unsafe { borrow(hints.fabric_attr) };

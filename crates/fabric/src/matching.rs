@@ -11,7 +11,7 @@
 //!
 //! Untagged messages have a matcher of their own, with tag 0.
 
-/// Which messages a receive takes.
+/// Filter of the messages that a receive takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Criteria {
     /// The source; `None` accepts any.
@@ -56,7 +56,7 @@ pub struct Matcher<R, U> {
     ignored: u64,
 }
 
-/// At most so many tag bits are left out of hashing.
+/// Maximum number of tag bits that hashing ignores.
 const MAX_IGNORED_BITS: u32 = 8;
 
 impl<R, U> Default for Matcher<R, U> {
@@ -229,7 +229,7 @@ const ALL: u32 = 0;
 const ANYWHERE: u32 = 1;
 /// Number of lists before the hashed ones.
 const NAMED: u32 = 2;
-/// Stands for no slot.
+/// Marks the absence of a slot.
 const NONE: u32 = u32::MAX;
 
 /// An entry of a [`Table`].

@@ -98,7 +98,7 @@ impl Pieces {
         for index in 0..count {
             // SAFETY: within the vector by contract.
             let element = unsafe { vector.add(index).read() };
-            // SAFETY: the contract is the same.
+            // SAFETY: the caller's contract is the same.
             let piece = unsafe { Pieces::one(element.iov_base, element.iov_len) }?;
             pieces.list[index] = piece.list[0];
             let bytes = piece.length + piece.null_bytes;
@@ -186,7 +186,7 @@ impl Pieces {
         }
     }
 
-    /// A part of the buffer, which must lie in the first piece.
+    /// A part of the buffer, which must are in the first piece.
     pub(crate) fn part(&self, offset: usize, length: usize) -> Pieces {
         let first = self.list[0];
         assert!(offset + length <= first.length, "a part lies inside");

@@ -12,7 +12,7 @@ use crate::ffi::{Failure, call, export, fid, ops, reclaim};
 use crate::memory::RegisteredMemory;
 use crate::node::Domain;
 
-/// What peers may do, and the program's context.
+/// Access rights of peers, and the program's context.
 pub(crate) struct Access {
     pub(crate) access: u64,
     pub(crate) context: *mut c_void,
@@ -48,7 +48,7 @@ impl Mr {
         if (start.is_null() && length > 0) || isize::try_from(length).is_err() {
             return Err(Failure(FI_EINVAL));
         }
-        // SAFETY: valid by contract.
+        // SAFETY: the arguments are valid by contract.
         let memory = unsafe { RegisteredMemory::new(start.cast_mut().cast(), length) };
         let rights = Rights {
             put: access & FI_REMOTE_WRITE != 0,
@@ -69,7 +69,7 @@ impl Mr {
             _memory: memory,
             domain: Arc::clone(domain),
         };
-        // SAFETY: valid by contract.
+        // SAFETY: the arguments are valid by contract.
         let borrow = unsafe { export(out, fid, mr) }?;
         if let Some(events) = domain.events.get() {
             // SAFETY: not null, because `export` has just written the object there.

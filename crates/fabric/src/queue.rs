@@ -61,7 +61,7 @@ impl Queue {
             cq.open_descriptor()
                 .map_err(|cause| descriptor_failure(&cause))?;
         }
-        // SAFETY: valid by contract.
+        // SAFETY: the arguments are valid by contract.
         unsafe {
             export(
                 out,
@@ -160,7 +160,7 @@ impl Queue {
 /// `queue` is null or was created by this provider.
 #[inline]
 unsafe fn queue<'a>(queue: *const FidCq) -> Result<&'a Queue, Failure> {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { object(queue) }
 }
 
@@ -177,7 +177,7 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
 
 unsafe extern "C" fn control(fid: *mut Fid, command: c_int, buffer: *mut c_void) -> c_int {
     call(|| {
-        // SAFETY: a queue of this provider.
+        // SAFETY: libfabric passes a queue of this provider.
         let queue = unsafe { queue(fid.cast()) }?;
         // SAFETY: a buffer for the result of the command.
         unsafe {
@@ -189,7 +189,7 @@ unsafe extern "C" fn control(fid: *mut Fid, command: c_int, buffer: *mut c_void)
 }
 
 unsafe extern "C" fn read(fid: *mut FidCq, buffer: *mut c_void, count: usize) -> isize {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { readfrom(fid, buffer, count, ptr::null_mut()) }
 }
 
@@ -200,7 +200,7 @@ unsafe extern "C" fn readfrom(
     sources: *mut u64,
 ) -> isize {
     call(|| {
-        // SAFETY: a queue of this provider.
+        // SAFETY: libfabric passes a queue of this provider.
         let queue = unsafe { queue(fid) }?;
         if queue.cq.is_empty() {
             queue.cq.sources.progress();
@@ -212,7 +212,7 @@ unsafe extern "C" fn readfrom(
 
 unsafe extern "C" fn readerr(fid: *mut FidCq, buffer: *mut CqErrEntry, _: u64) -> isize {
     call(|| {
-        // SAFETY: a queue of this provider.
+        // SAFETY: libfabric passes a queue of this provider.
         let entry = unsafe { queue(fid) }?.cq.read_failed().ok_or(AGAIN)?;
         let (err, olen) = entry.failure.unwrap_or_default();
         // The caller's buffer for error data is passed through unchanged: errors have no further data.
@@ -244,7 +244,7 @@ unsafe extern "C" fn sread(
     cond: *const c_void,
     timeout: c_int,
 ) -> isize {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { sreadfrom(fid, buffer, count, ptr::null_mut(), cond, timeout) }
 }
 
@@ -257,7 +257,7 @@ unsafe extern "C" fn sreadfrom(
     timeout: c_int,
 ) -> isize {
     call(|| {
-        // SAFETY: a queue of this provider.
+        // SAFETY: libfabric passes a queue of this provider.
         let queue = unsafe { queue(fid) }?;
         if queue.cq.is_empty() {
             let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
@@ -273,7 +273,7 @@ unsafe extern "C" fn sreadfrom(
 
 unsafe extern "C" fn signal(fid: *mut FidCq) -> c_int {
     call(|| {
-        // SAFETY: a queue of this provider.
+        // SAFETY: libfabric passes a queue of this provider.
         unsafe { queue(fid) }?.cq.signal();
         Ok(0)
     })

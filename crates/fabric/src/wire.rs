@@ -1,4 +1,4 @@
-//! Messages between endpoints: a head, then the payload or the place where it lies.
+//! Messages between endpoints: a head, then the payload or its location.
 
 use dipole_node::RegionKey;
 use zerocopy::little_endian::U64;
@@ -28,7 +28,7 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) kind: Kind,
-    /// Matched with tagged receives.
+    /// True if the message matches tagged receives.
     pub(crate) is_tagged: bool,
     pub(crate) has_data: bool,
     pub(crate) tag: u64,
@@ -103,7 +103,7 @@ impl Head {
     }
 }
 
-/// Where an offered message lies.
+/// Location of an offered message.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

@@ -97,7 +97,7 @@ fn pingpong_runs_over_every_link() {
     for (mode, link) in [("tagged", "auto"), ("msg", "auto"), ("tagged", "udp")] {
         let free = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
         let port = free.expect("a free port").port().to_string();
-        // Contents are compared (-c).
+        // The option -c compares contents.
         let common = ["-p", "dipole", "-e", "rdm", "-m", mode, "-I", "20", "-c"];
         let side = |more: &[&str]| {
             let arguments = [&common, more].concat();
@@ -188,7 +188,7 @@ fn unsupported_calls_and_hints_are_logged_once() {
     let done = run(&mut command);
     let text = &done.err;
     assert!(done.status.success(), "{done:?}");
-    // Both processes call it.
+    // Both processes call `scalable_ep`.
     let message = "a program called scalable_ep, which this provider does not offer";
     assert_eq!(text.matches(message).count(), 2, "{text}");
     assert!(

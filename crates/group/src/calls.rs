@@ -162,7 +162,7 @@ impl Group {
     /// Like [`reduce`](Self::reduce), but all members get the result.
     ///
     /// # Errors
-    /// Those of [`reduce`](Self::reduce).
+    /// The errors of [`reduce`](Self::reduce).
     pub fn allreduce(
         &mut self,
         data: &mut [u8],
@@ -189,7 +189,7 @@ impl Group {
     /// Element-wise [`reduce`](Self::reduce) of numbers.
     ///
     /// # Errors
-    /// Those of `reduce`.
+    /// The errors of `reduce`.
     pub fn reduce_numbers<T: Number>(
         &mut self,
         root: usize,
@@ -206,7 +206,7 @@ impl Group {
     /// Element-wise [`allreduce`](Self::allreduce) of numbers.
     ///
     /// # Errors
-    /// Those of `reduce`.
+    /// The errors of `reduce`.
     pub fn allreduce_numbers<T: Number>(
         &mut self,
         numbers: &mut [T],

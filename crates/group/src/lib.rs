@@ -221,7 +221,7 @@ impl Group {
     /// [`Group::join`] if they are new, with the same list and generation; waits for them.
     ///
     /// # Errors
-    /// Those of [`Group::join`].
+    /// The errors of [`Group::join`].
     pub fn reform(&mut self, members: Members, timeout: Duration) -> Result<(), GroupError> {
         self.renew(members)?;
         self.start(Deadline::after(timeout), true)

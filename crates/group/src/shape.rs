@@ -1,7 +1,7 @@
 //! Communication patterns: which rank sends to which in which round, as pure functions.
 //!
 //! In round k of a barrier, rank r sends to r + 2^k and receives from r - 2^k, so that after
-//! ceil(log2 n) rounds each rank has heard from all. A broadcast uses a binomial tree of the same
+//! ceil(log2 n) rounds each rank has received from all. A broadcast uses a binomial tree of the same
 //! edges. A reduction combines neighbours, so that each intermediate result covers a contiguous
 //! range of ranks: the largest power of two of the ranks take slots and combine in pairs, after
 //! each remaining rank has sent its data to a neighbour.
@@ -59,7 +59,6 @@ pub(super) fn role(rank: usize, size: usize) -> ReductionRole {
     }
 }
 
-/// The rank that has a slot.
 pub(super) fn rank_of_slot(slot: usize, size: usize) -> usize {
     let extra = size - slots(size);
     match slot < extra {

@@ -62,7 +62,7 @@ pub(super) struct Ended {
 /// Round number that marks a notice sent to all members, as opposed to a reply.
 pub(super) const SENT_TO_ALL: u8 = 1;
 
-/// What the handler must do after a message.
+/// Action that the handler must take after a message.
 #[derive(Debug)]
 pub(super) enum Reaction {
     None,

@@ -113,7 +113,7 @@ impl Setup {
 /// Number of bytes from each process to each other.
 #[derive(Clone, Debug)]
 pub(crate) struct Relation {
-    /// By sender and receiver.
+    /// Bytes by sender and receiver.
     pub(crate) bytes: Vec<Vec<usize>>,
 }
 
@@ -207,7 +207,7 @@ pub(crate) struct Exchange {
 /// Schedule by which a process sends its chunks.
 enum Leaving {
     Paced(Pace),
-    /// At a random moment of each interval.
+    /// Each chunk leaves at a random moment of its interval.
     Random {
         interval_ns: f64,
         /// Beginning of the next interval.
@@ -288,7 +288,6 @@ fn address(process: usize, port: u16) -> SocketAddr {
     SocketAddr::from(([10, 0, high, low], port))
 }
 
-/// Returns the process with an address.
 fn process_at(address: SocketAddr) -> Option<usize> {
     let SocketAddr::V4(address) = address else {
         return None;

@@ -1,6 +1,6 @@
 //! `dipole-lab crossings`: how often a byte crosses memory on each path that Dipole has.
 //!
-//! Counted: the engines' counters tell how many bytes passed each stage, and the effect of a stage is
+//! Counted: the engines' counters show how many bytes passed each stage, and the effect of a stage is
 //! known: a copy reads and writes a byte, a checksum reads it. Headers, retransmissions and
 //! acknowledgements are included. Measured: the CPU time of both sides for one more byte, from streams
 //! of two message lengths with sides that sleep while waiting, as multiples of one crossing by
@@ -100,7 +100,7 @@ pub(crate) struct CrossingsArgs {
     setup: SetupArgs,
 }
 
-/// Measures and prints. False if a path failed.
+/// Runs the measurements and prints the results. False if a path failed.
 pub(crate) fn execute(
     args: &CrossingsArgs,
     output: &mut Output<'_>,

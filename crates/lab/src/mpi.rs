@@ -192,7 +192,7 @@ pub(crate) fn compile(
     let first = words
         .lines()
         .find(|line| line.contains("error") || line.contains("cannot find"));
-    let first = first.unwrap_or("it says nothing");
+    let first = first.unwrap_or("it printed nothing");
     Err(format!("{compiler} compiles nothing: {first}"))
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct Args {
     supersteps: SuperstepsArgs,
 }
 
-/// Measures and prints. False if a measurement failed.
+/// Runs the measurements and prints the results. False if a measurement failed.
 pub(crate) fn execute(args: &Args, output: &mut Output<'_>) -> Result<bool, Box<dyn Error>> {
     let testbed = Testbed::create(On::Node)?;
     let mut others: Vec<Box<dyn Contender>> = Vec::new();
@@ -43,7 +43,7 @@ struct Mpi {
 }
 
 impl Mpi {
-    /// Compiles the program into a folder, or returns a line that says why that is impossible.
+    /// Compiles the program into a folder, or returns a line with the reason why that is impossible.
     fn prepare(library: Library, folder: &Path) -> Result<Mpi, String> {
         let name = library.name();
         let source = folder.join("superstep.c");

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// Arguments with which this program starts itself for a task.
 pub(crate) const ARGUMENTS: [&str; 1] = ["lab-side"];
 
-/// The first line that such a process reads.
+/// The first line that a task's process reads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Task {
     /// One process of a crowd.

@@ -11,7 +11,7 @@ use serde_json::Value;
 /// Both sides spin and need a core each, so only one bench runs at a time.
 static CORES: Mutex<()> = Mutex::new(());
 
-/// Peers for each kind of work, and part of the line that says how to install them.
+/// Peers for each kind of work, and part of the line with installation advice.
 const PINGPONG: [(&str, &str); 8] = [
     ("open-mpi", "libopenmpi-dev"),
     ("mpich", "libmpich-dev"),
@@ -80,7 +80,7 @@ fn missing_peers_are_listed_with_their_packages() {
     }
 }
 
-/// Checks that each of these has a result, or a remark that says how to install it.
+/// Checks that each of these has a result, or a remark with installation advice.
 fn check(kind: &str, place: &str, others: &[(&str, &str)], figure: &str) {
     let arguments = format!("{kind} --quick --json --wide --size 4096 --on {place}");
     let _alone = CORES.lock().unwrap_or_else(PoisonError::into_inner);

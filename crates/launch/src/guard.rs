@@ -145,7 +145,7 @@ pub fn rank_exec(args: &RankExecArgs) -> ExitCode {
     let (program, arguments) = args
         .command
         .split_first()
-        .expect("the argument parser asks for a program");
+        .expect("the argument parser requires a program");
     let cause = Command::new(program)
         .args(arguments)
         .stdin(Stdio::inherit())

@@ -279,7 +279,7 @@ fn agent_file() -> Result<PathBuf, RunError> {
 /// Reads a stream in pieces until it ends or fails, or `take` fails.
 ///
 /// # Errors
-/// Those of `take`.
+/// The errors of `take`.
 pub fn read_pieces<E>(
     mut from: impl Read,
     most_bytes: usize,

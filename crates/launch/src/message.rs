@@ -36,7 +36,7 @@ pub(super) struct Start {
     pub(super) commands: Vec<Vec<OsString>>,
     /// Bind each rank to its own cores.
     pub(super) bind: bool,
-    /// The same for all ranks of the host.
+    /// Variables that are the same for all ranks of the host.
     pub(super) environment: BTreeMap<String, OsString>,
     pub(super) directory: PathBuf,
     /// Start nothing if the directory does not exist; otherwise use the home directory instead.
@@ -49,7 +49,6 @@ pub(super) struct Start {
     pub(super) uses_agent_key: bool,
 }
 
-/// A rank to be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RankStart {
     pub(super) rank: u32,
@@ -107,7 +106,7 @@ impl Ending {
     }
 }
 
-/// From launcher to shim.
+/// Message from launcher to shim.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ToShim {
     Start(Box<Start>),
@@ -123,7 +122,7 @@ pub(super) enum ToShim {
     Key(Secret),
 }
 
-/// From shim to launcher.
+/// Message from shim to launcher.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ToLauncher {
     /// Always the first message and the first variant, so that versions can be compared.

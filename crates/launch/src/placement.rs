@@ -24,9 +24,9 @@ pub(super) fn candidates(hosts: &[Host], failed: &[usize], ranks: u32) -> Vec<us
 /// Number of ranks that a host takes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Capacity {
-    /// In each round of the distribution.
+    /// Ranks that it takes in each round of the distribution.
     pub(super) slots: u32,
-    /// In total, if its owner has set a limit.
+    /// Ranks that it takes in total, if its owner has set a limit.
     pub(super) max: Option<u32>,
 }
 

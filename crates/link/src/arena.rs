@@ -147,7 +147,7 @@ impl Arena {
         self.0.bytes()
     }
 
-    /// Start of its memory.
+    /// Returns the start of the block's memory.
     #[must_use]
     pub fn base(&self) -> *const u8 {
         self.0.start.as_ptr()
@@ -258,7 +258,7 @@ impl Drop for ArenaSlice {
         let header = unsafe { self.header.as_ref() };
         // Otherwise only the allocator writes the header, and not while the slice is in use.
         let span = header.load(Ordering::Relaxed);
-        // Release: all reads came before.
+        // Release: all reads happened before.
         header.store(FREE | span, Ordering::Release);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Normally an interface interrupts a core, which then processes the packets. With busy polling,
 //! an empty poll of a socket processes them instead: the kernel remembers from which receive
-//! queue (NAPI context) the socket's packets came, and polls that queue. Sockets whose packets
+//! queue (NAPI context) the socket's packets arrived, and polls that queue. Sockets whose packets
 //! come from no such queue (loopback, a veth without GRO) are not affected.
 //!
 //! Source: Linux, `Documentation/networking/napi.rst`; option numbers from
@@ -17,7 +17,7 @@ const SO_BUSY_POLL: libc::c_int = 46;
 const SO_INCOMING_NAPI_ID: libc::c_int = 56;
 const SO_PREFER_BUSY_POLL: libc::c_int = 69;
 
-/// What the kernel does when a poll of a socket finds no packet.
+/// Action of the kernel when a poll of a socket finds no packet.
 #[derive(Debug, Default)]
 pub enum BusyPolling {
     /// Nothing: packets arrive through interrupts.

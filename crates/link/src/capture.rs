@@ -57,7 +57,7 @@ pub enum CaptureError {
 pub struct Capture<L> {
     inner: L,
     path: PathBuf,
-    /// `None` after an error.
+    /// Destination of the packets; `None` after an error.
     output: Option<Box<dyn Write + Send>>,
     failure: Option<CaptureError>,
     epoch_offset_ns: u64,
@@ -120,7 +120,7 @@ impl<L: Link> Capture<L> {
             record: Vec::with_capacity(1 << 16),
         };
         capture.record.extend(MAGIC.to_ne_bytes());
-        // pcap version 2.4.
+        // Version 2.4 of the pcap format.
         capture
             .record
             .extend([2_u16, 4].map(u16::to_ne_bytes).concat());

@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn the_test_vectors_of_the_standard_match() {
-        // RFC 3720 appendix B.4.
+        // Test vectors of RFC 3720, appendix B.4.
         assert_eq!(crc32c(&[0; 32]), 0x8A91_36AA);
         assert_eq!(crc32c(b"123456789"), 0xE306_9283);
     }

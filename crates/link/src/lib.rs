@@ -39,7 +39,7 @@ pub use multihomed::{Multihomed, source_address};
 pub use region::{Region, RegionError};
 pub use udp::Udp;
 
-/// Which of a process's two ports a frame uses (`docs/design/protocol.md` §2.1).
+/// Traffic class of a frame, which selects one of the process's two ports (`docs/design/protocol.md` §2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
     /// Latency matters: single packets.

@@ -20,7 +20,7 @@ const RETRY_ROUTE_NS: u64 = 1_000_000_000;
 
 /// Attempts with other ports if those of the first interface are in use on another one.
 const PORT_ATTEMPTS: u32 = 8;
-/// The same for a port range, where many of the few ports may be in use.
+/// Attempts with a port range, where many of the few ports may be in use.
 const RANGE_ATTEMPTS: u32 = 64;
 
 /// A link over several interfaces.

@@ -33,7 +33,7 @@ impl Socket {
     /// the routing protocol, whose number is 0.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error that the kernel returns.
     pub fn open(protocol: Option<Protocol>, groups: u32) -> io::Result<Socket> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
@@ -49,7 +49,7 @@ impl Socket {
     /// reads until the kernel's acknowledgement.
     ///
     /// # Errors
-    /// The kernel's, or the reply cannot be parsed.
+    /// The error that the kernel returns, or the reply cannot be parsed.
     pub fn request<Q: NetlinkSerializable, A: NetlinkDeserializable>(
         &mut self,
         request: Q,

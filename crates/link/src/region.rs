@@ -13,7 +13,6 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::segment::{MapFlags, Segment};
 
-/// Bytes of a word.
 const WORD_BYTES: usize = size_of::<AtomicU64>();
 
 /// A handle to a memory region; clones refer to the same memory.

@@ -48,7 +48,7 @@ impl Segment {
     /// Zeroed memory of `length` bytes for this process; with `SHARED` flags also for the kernel.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error that the kernel returns.
     pub fn anonymous(length: usize, flags: MapFlags) -> io::Result<Segment> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address the kernel chooses touches no memory of ours.
@@ -59,7 +59,7 @@ impl Segment {
     /// Maps part of a file, shared with all processes that map it.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error that the kernel returns.
     pub fn of_file(
         file: BorrowedFd<'_>,
         offset: u64,
@@ -76,7 +76,7 @@ impl Segment {
     /// Zeroed memory of `length` bytes, and the descriptor through which others map it.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error that the kernel returns.
     pub fn create(length: usize) -> io::Result<(Segment, OwnedFd)> {
         let file = memory("dipole")?;
         rustix::fs::ftruncate(&file, length as u64)?;
@@ -155,7 +155,7 @@ impl Segment {
     /// Lets children of this process inherit the mapping.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error that the kernel returns.
     pub fn share_with_children(&mut self) -> io::Result<()> {
         // SAFETY: exactly our own mapping; only what a later fork copies changes.
         unsafe { madvise(self.start.as_ptr().cast(), self.length, Advice::LinuxDoFork) }?;

@@ -110,7 +110,7 @@ impl Signal {
     /// Makes the user's end writable or not writable.
     ///
     /// # Errors
-    /// As for [`clear_readable`](Self::clear_readable) with the original descriptor number.
+    /// The errors of [`clear_readable`](Self::clear_readable) with the original descriptor number.
     pub fn set_writable(&mut self, writable: bool) -> io::Result<()> {
         if self.writable == writable {
             return Ok(());

@@ -1,6 +1,6 @@
 //! Safe wrappers for the few system calls that `rustix` does not offer.
 //!
-//! Knows no links: sockets are descriptors, interfaces are names. Batched sending and receiving
+//! Independent of links: sockets are descriptors, interfaces are names. Batched sending and receiving
 //! are in `udp/send.rs` and `udp/receive.rs`, next to the buffers that their pointers refer to.
 
 use std::io;
@@ -39,7 +39,7 @@ pub struct InterfaceAddress {
 /// Lists the addresses of all interfaces in the caller's network namespace.
 ///
 /// # Errors
-/// The kernel's.
+/// The error that the kernel returns.
 pub fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
     let found = getifaddrs()?.filter_map(|one| {
         let address = one.address?;
@@ -60,7 +60,7 @@ pub fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
 /// The interface's hardware type (`ARPHRD_...`), and its hardware address if that has six bytes.
 ///
 /// # Errors
-/// The kernel's; the interface does not exist.
+/// The error that the kernel returns; the interface does not exist.
 pub fn interface_hardware(name: &str) -> io::Result<(u16, [u8; 6])> {
     let found = getifaddrs()?.find_map(|one| {
         let link = *one.address?.as_link_addr()?;
@@ -72,7 +72,7 @@ pub fn interface_hardware(name: &str) -> io::Result<(u16, [u8; 6])> {
 /// MTU of the named interface in bytes.
 ///
 /// # Errors
-/// The kernel's, or the name is too long.
+/// The error that the kernel returns, or the name is too long.
 pub fn interface_mtu(socket: BorrowedFd<'_>, name: &str) -> io::Result<usize> {
     // SAFETY: `ifreq` is plain C data for which all zeros is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -109,7 +109,7 @@ unsafe impl Integer for libc::c_int {}
 /// Reads a `SOL_SOCKET` option of the size of `T`.
 ///
 /// # Errors
-/// The kernel's; [`io::ErrorKind::InvalidData`] if the option has another size.
+/// The error that the kernel returns; [`io::ErrorKind::InvalidData`] if the option has another size.
 pub fn socket_option<T: Integer>(socket: BorrowedFd<'_>, option: libc::c_int) -> io::Result<T> {
     let mut value = T::default();
     let mut length = socklen_of::<T>();
@@ -134,7 +134,7 @@ pub fn socket_option<T: Integer>(socket: BorrowedFd<'_>, option: libc::c_int) ->
 /// Sets a socket option to a plain C value.
 ///
 /// # Errors
-/// The kernel's.
+/// The error that the kernel returns.
 pub fn set_option<T: Copy>(
     socket: BorrowedFd<'_>,
     level: libc::c_int,
@@ -198,7 +198,7 @@ pub struct Credentials {
 /// report a process that is not visible.)
 ///
 /// # Errors
-/// The kernel's.
+/// The error that the kernel returns.
 pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     let found = getsockopt(&socket, PeerCredentials)?;
     Ok(Credentials {

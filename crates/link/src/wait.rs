@@ -22,7 +22,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
-/// Maximum descriptors per sleeper, besides its eventfd and timerfd.
+/// Maximum descriptors per sleeper, not counting its eventfd and timerfd.
 pub const MAX_DESCRIPTORS: usize = 14;
 
 /// Why a sleep ended.

@@ -149,7 +149,7 @@ impl Window {
     /// much address space.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error that the kernel returns.
     pub fn create(most: usize) -> io::Result<Window> {
         const LEAST: usize = 16 << 20;
         let mut length = most;
@@ -166,7 +166,7 @@ impl Window {
     /// there, and the length.
     ///
     /// # Errors
-    /// The kernel's; the process is gone, not visible or another user's; it is not a window.
+    /// The error that the kernel returns; the process is gone, not visible or another user's; it is not a window.
     pub fn open(process: u32, descriptor: i32, length: usize) -> io::Result<Window> {
         let path = format!("/proc/{process}/fd/{descriptor}");
         let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -178,7 +178,7 @@ impl Window {
     /// later writes into the window cannot fail.
     ///
     /// # Errors
-    /// The kernel's; the disk is full.
+    /// The error that the kernel returns; the disk is full.
     pub fn of_file(file: OwnedFd, length: usize) -> io::Result<Window> {
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, length as u64)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;

@@ -88,7 +88,7 @@ fn sealed(bytes: u64) -> File {
     memory(bytes, SealFlags::SHRINK | SealFlags::GROW)
 }
 
-/// A hand-made peer that greets correctly: its socket, bell and page.
+/// A peer made by hand that sends a correct greeting: its socket, bell and page.
 fn greeted(path: &Path) -> (OwnedFd, File, File) {
     let socket = connected(path);
     let (bell, page) = (sealed(PAGE_BYTES), sealed(PAGE_BYTES));

@@ -62,9 +62,9 @@ pub struct PointToPoint {
     /// hypervisor moves virtual cores, and all other times change with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_line_ns: Option<MedianInterval>,
-    /// By length, up to one fragment.
+    /// Messages of at most one fragment, by length.
     pub short: Vec<Short>,
-    /// By length, more than one fragment.
+    /// Messages of more than one fragment, by length.
     pub long: Vec<Long>,
 }
 
@@ -74,7 +74,7 @@ pub struct PointToPoint {
 pub enum Regime {
     /// None: the message is one fragment.
     OneFragment,
-    /// The gap between fragments.
+    /// The gap between fragments limits the throughput.
     NetworkBound,
     /// The receiver's work on each fragment.
     ReceiverBound,

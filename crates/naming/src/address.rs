@@ -27,7 +27,7 @@ impl EndpointId {
 pub struct Address {
     /// Node id.
     pub node: NodeId,
-    /// The endpoint on it.
+    /// Id of the endpoint on the node.
     pub endpoint: EndpointId,
 }
 

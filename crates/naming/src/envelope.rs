@@ -59,7 +59,7 @@ const MAGIC: [u8; 3] = *b"DPC";
 const VERSION: u8 = 1;
 const HEADER_BYTES: usize = size_of::<WireHeader>();
 const CRC_BYTES: usize = 4;
-/// Maximum size of a packet besides its body.
+/// Maximum size of a packet without its body.
 pub const MAX_OVERHEAD_BYTES: usize = HEADER_BYTES + MAC_BYTES + CRC_BYTES;
 const AUTHENTICATED: u8 = 1;
 /// Purpose for which the MAC key is derived from the cluster key.

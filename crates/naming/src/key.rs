@@ -61,7 +61,7 @@ impl Security {
         ("encrypt", Security::Encrypt),
     ];
 
-    /// The setting with a name.
+    /// Returns the setting with this name, if it exists.
     #[must_use]
     pub fn named(name: &str) -> Option<Security> {
         let found = Security::ALL.into_iter().find(|(known, _)| *known == name);

@@ -12,14 +12,14 @@
 //! endpoint-7 -> owner-4711-9f3c...
 //! key                       the key of a node without a hosts file
 //! shm-1f2e...               socket for shared memory connections, by incarnation
-//! edges-1f2e...             its edges and their traffic, while a watcher asks for them
+//! edges-1f2e...             its edges and their traffic, while a watcher requests them
 //! counters-1f2e...          its counters, updated every few hundred milliseconds
 //! links-1f2e...             its links to peers
 //! nodes                     the nodes that the agent knows, as a hosts file
 //! ```
 //!
 //! An owner holds an exclusive `flock` on its file from before the file becomes visible until
-//! the process dies, so the kernel tells live owners from dead ones: an entry of an unlocked owner
+//! the process dies, which distinguishes live owners from dead ones: an entry of an unlocked owner
 //! is stale. `registry.lock` serialises changes, so exactly one process takes over a stale entry.
 //! Readers take no lock that blocks others. `kill -9` at any moment leaves only files that the next
 //! process to open the registry removes.
@@ -488,6 +488,7 @@ impl Registration {
         })
     }
 
+    /// Returns the registry that has this entry.
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.inner.registry
@@ -512,6 +513,7 @@ pub struct Claim {
 }
 
 impl Claim {
+    /// Returns the id of the registered endpoint.
     #[must_use]
     pub fn endpoint(&self) -> EndpointId {
         self.endpoint

@@ -261,7 +261,7 @@ impl Soak<'_> {
         if (number, head.bytes_before) != (messages, bytes) {
             let before = head.bytes_before;
             return Err(wrong(format!(
-                "message {number} after {before} bytes came as {messages} after {bytes}"
+                "message {number} after {before} bytes arrived as {messages} after {bytes}"
             ))
             .into());
         }

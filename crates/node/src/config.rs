@@ -62,7 +62,7 @@ pub mod variables {
     pub const USER_ENDPOINTS: &str = "DIPOLE_USER_ENDPOINTS";
 }
 
-/// Which links to use; chosen at run time.
+/// Links that a node may use; chosen at run time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Links {
     /// Shared memory between processes of a node if available, otherwise packets: over the bpf
@@ -330,7 +330,7 @@ impl Config {
     /// Like [`from_env`](Self::from_env), with the given links instead of `DIPOLE_LINK`.
     ///
     /// # Errors
-    /// Those of `from_env`.
+    /// The errors of `from_env`.
     pub fn from_env_with(links: Links) -> Result<Config, ConfigError> {
         let place = job::placement_from_env().map_err(ConfigError::Launcher)?;
         Config::from_env_at(links, place)
@@ -339,7 +339,7 @@ impl Config {
     /// Like [`from_env_with`](Self::from_env_with), at a place that the caller has determined.
     ///
     /// # Errors
-    /// Those of `from_env`.
+    /// The errors of `from_env`.
     pub fn from_env_at(links: Links, place: Option<RankPlacement>) -> Result<Config, ConfigError> {
         let node: u32 = parsed(variables::NODE, "a node id from 1 to 4294967295")?.unwrap_or(1);
         if node == 0 {

@@ -120,9 +120,9 @@ impl Control {
 struct ControlThread {
     registry: Registry,
     prober: LivenessProber<PeerId>,
-    /// None after a write error.
+    /// `None` after a write error.
     statistics: Option<EdgeStatsFile>,
-    /// None after a write error.
+    /// `None` after a write error.
     report: Option<Report>,
     /// The cluster key, and how many of its withdrawals the engine has seen.
     key: Option<(ClusterKey, u64)>,

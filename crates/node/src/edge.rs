@@ -137,7 +137,7 @@ impl Edge {
     /// otherwise a thread of the node sends it within about a millisecond.
     ///
     /// # Errors
-    /// Those of `try_send`.
+    /// The errors of `try_send`.
     #[inline]
     pub fn try_send_more(&self, payload: &[u8]) -> Result<(), SendError> {
         self.check_usable()?;
@@ -188,7 +188,7 @@ impl Edge {
     /// as by [`try_send`](Self::try_send). If it is dropped before, nothing is sent.
     ///
     /// # Errors
-    /// Those of `try_send`, except [`SendError::Full`].
+    /// The errors of `try_send`, except [`SendError::Full`].
     pub fn send_async(&self, payload: &[u8]) -> impl Future<Output = Result<(), SendError>> {
         poll_fn(move |context| self.poll_send(context, payload))
     }
@@ -266,7 +266,7 @@ impl Edge {
     /// [`post`](Self::post).
     ///
     /// # Errors
-    /// Those of `post`.
+    /// The errors of `post`.
     pub fn post_get(
         &self,
         key: RegionKey,

@@ -76,7 +76,7 @@ impl Endpoint {
     /// node may be unknown here.
     ///
     /// # Errors
-    /// Those of [`edge`](Self::edge).
+    /// The errors of [`edge`](Self::edge).
     pub fn edge_at(&self, to: Address, ports: Ports) -> Result<Edge, SendError> {
         self.check_usable()?;
         let id = self.inner.driver.with(|state, now| {
@@ -156,7 +156,7 @@ impl Endpoint {
     /// caches the edge as for [`reply`](Self::reply).
     ///
     /// # Errors
-    /// Those of [`Edge::send`].
+    /// The errors of [`Edge::send`].
     pub fn send_to(&self, to: Address, payload: &[u8]) -> Result<(), SendError> {
         self.send_to_until(to, payload, Timeout::Infinite)
     }
@@ -164,7 +164,7 @@ impl Endpoint {
     /// Like [`send_to`](Self::send_to), but returns within `timeout`.
     ///
     /// # Errors
-    /// Those of [`Edge::send_timeout`].
+    /// The errors of [`Edge::send_timeout`].
     pub fn send_to_timeout(
         &self,
         to: Address,
@@ -223,7 +223,7 @@ impl Endpoint {
         let edge = self
             .open_edge(to)
             .map_err(|error| target_error(error, to))?;
-        // The edge fails by itself after `connect_timeout`.
+        // The edge fails on its own after `connect_timeout`.
         let opened = self.inner.wait_target(edge.id(), to, Timeout::Infinite);
         if let Err(error) = opened {
             // Dropping the edge leaves the error as its only owner.
@@ -353,7 +353,7 @@ impl Endpoint {
     /// packet. It leaves with the next `send`, `flush` or wait, or when the packet is full.
     ///
     /// # Errors
-    /// Those of `send`.
+    /// The errors of `send`.
     pub fn send_more(&self, payload: &[u8]) -> Result<(), SendError> {
         self.send_until(payload, Timeout::Infinite, More::Yes)
     }

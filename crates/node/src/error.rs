@@ -38,7 +38,7 @@ pub enum OpenError {
     Registry {
         /// Path of the directory.
         directory: PathBuf,
-        /// What the registry reported.
+        /// Error that the registry reported.
         cause: String,
     },
     /// This process, or its user on this node, has reached a limit.
@@ -55,7 +55,7 @@ pub enum OpenError {
     Link {
         /// The address to bind.
         bind: std::net::IpAddr,
-        /// What the kernel reported.
+        /// Error that the kernel reported.
         cause: String,
     },
     /// None of the allowed ports is free.
@@ -77,7 +77,7 @@ pub enum OpenError {
     SharedMemory {
         /// The socket file for connecting.
         socket: PathBuf,
-        /// What the link reported.
+        /// Error that the link reported.
         cause: String,
     },
     /// A token buffer pool of that size is not available.
@@ -96,7 +96,7 @@ pub enum OpenError {
     Capture {
         /// Path of the file.
         file: PathBuf,
-        /// What the kernel reported.
+        /// Error that the kernel reported.
         cause: String,
     },
     /// No descriptor could be created, for example because the process has too many open files.
@@ -166,7 +166,7 @@ pub enum TargetError {
     Unresolved {
         /// Address of the target.
         target: Address,
-        /// What was tried, and what can be done.
+        /// The attempts, and advice to the user.
         cause: String,
     },
     /// Its process did not complete the handshake.

@@ -161,7 +161,7 @@ impl Node {
     /// Opens an endpoint whose messages are passed to `handler`: see [`ActivePort`].
     ///
     /// # Errors
-    /// Those of [`endpoint`](Self::endpoint); [`OpenError::Sleep`] if no thread can start.
+    /// The errors of [`endpoint`](Self::endpoint); [`OpenError::Sleep`] if no thread can start.
     ///
     /// # Source
     /// The active ports of GAMMA.

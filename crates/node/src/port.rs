@@ -112,7 +112,7 @@ impl ActivePort {
     /// Opens an edge from this port to an endpoint or port: see [`Endpoint::edge`].
     ///
     /// # Errors
-    /// Those of [`Endpoint::edge`].
+    /// The errors of [`Endpoint::edge`].
     pub fn edge(&self, to: Address) -> Result<Edge, SendError> {
         self.shared.endpoint.edge(to)
     }
@@ -160,7 +160,7 @@ impl ActivePort {
     /// whether it holds. It is checked first, and after each return of the handler on any thread.
     ///
     /// # Errors
-    /// Those of [`wait`](Self::wait).
+    /// The errors of [`wait`](Self::wait).
     pub fn wait_until(
         &self,
         timeout: Duration,
@@ -284,7 +284,7 @@ impl PortContext {
     /// Replies to a message: see [`Endpoint::reply`].
     ///
     /// # Errors
-    /// Those of [`Endpoint::reply`].
+    /// The errors of [`Endpoint::reply`].
     pub fn reply(&self, message: &Message, payload: &[u8]) -> Result<(), SendError> {
         self.shared.endpoint.reply(message, payload)
     }
@@ -292,7 +292,7 @@ impl PortContext {
     /// Sends to one endpoint or port: see [`Endpoint::send_to`].
     ///
     /// # Errors
-    /// Those of [`Endpoint::send_to`].
+    /// The errors of [`Endpoint::send_to`].
     pub fn send_to(&self, to: Address, payload: &[u8]) -> Result<(), SendError> {
         self.shared.endpoint.send_to(to, payload)
     }
@@ -300,7 +300,7 @@ impl PortContext {
     /// Opens an edge from this port: see [`Endpoint::edge`].
     ///
     /// # Errors
-    /// Those of [`Endpoint::edge`].
+    /// The errors of [`Endpoint::edge`].
     pub fn edge(&self, to: Address) -> Result<Edge, SendError> {
         self.shared.endpoint.edge(to)
     }

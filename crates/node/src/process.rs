@@ -100,7 +100,6 @@ impl ProcessState {
         polled
     }
 
-    /// Traffic of all edges.
     pub(crate) fn all_edges(&self) -> Vec<EdgeTraffic> {
         let mut traffic: Vec<EdgeTraffic> = self.engine.edges().collect();
         traffic.extend(self.edges.traffic(&self.engine));

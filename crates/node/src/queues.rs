@@ -28,7 +28,7 @@ pub enum Completion {
         context: Context,
         /// For fetch-and-add and compare-and-swap: the previous value of the word.
         value: u64,
-        /// For a get: the bytes read.
+        /// The bytes read by a get; otherwise empty.
         data: Data,
     },
     /// A posted operation failed.
@@ -129,7 +129,6 @@ impl QueueTable {
         self.queues.values().any(|queue| queue.signal.is_some())
     }
 
-    /// Attaches an endpoint to a queue.
     pub(crate) fn attach_endpoint(&mut self, engine: &mut Engine, endpoint: u32, id: QueueRef) {
         self.by_endpoint.insert(endpoint, id);
         engine.ready().set_watched(true);

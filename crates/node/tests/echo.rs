@@ -263,7 +263,7 @@ fn a_server_forgets_killed_clients_and_serves_the_others() {
             });
             let _ends_also_on_failure = Done(&done);
             run_clients(&runtime, links, |living| {
-                // Killed clients are forgotten while the others go on.
+                // Killed clients are forgotten while the others continue.
                 wait_until("only live clients are peers", || peers() == living);
             });
             wait_until("there are no peers", || peers() == 0);

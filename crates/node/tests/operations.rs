@@ -294,7 +294,7 @@ fn sends_of_any_length_to_a_stopped_process_time_out() {
             scope.spawn(|| edge.send(b"hello").expect("it runs still"));
             assert_eq!(message(&to), b"hello");
         });
-        // From now on, no thread receives there.
+        // From now on, the target is not polled by any thread.
         for length in [64, 20_000, 1 << 20] {
             let payload = vec![1; length];
             let begun = Instant::now();

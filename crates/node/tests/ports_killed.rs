@@ -78,7 +78,7 @@ fn child() {
         port.expect("free").wait(4 * PATIENCE).expect("it lives");
         return;
     }
-    // From one port to another.
+    // Messages pass from one port to another.
     let own = node.open_port(id, |_, _| {}).expect("free");
     let edge = own.edge(Address::new(1, PORT)).expect("usable");
     println!("\nup");

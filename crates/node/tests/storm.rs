@@ -144,7 +144,7 @@ fn entries(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Kills the processes whose time has come. None may end by itself.
+/// Kills the processes whose time of death is reached. None may end on its own.
 fn kill_due(running: &mut Vec<Sender>, seed: u64) {
     let now = Instant::now();
     running.retain_mut(|victim| {

@@ -24,7 +24,7 @@ pub struct Chart {
     pub id: String,
     /// Title above the chart.
     pub title: String,
-    /// How to read it.
+    /// Explanation of the chart for readers.
     pub text: &'static str,
     /// Scale and title of the horizontal axis.
     pub x: (Scale, &'static str),

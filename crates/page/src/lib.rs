@@ -23,7 +23,7 @@ pub const STYLE: &str = include_str!("style.css");
 pub struct Heading<'a> {
     /// Title of the page.
     pub title: &'a str,
-    /// How to read it.
+    /// Explanation of the page for readers.
     pub text: &'a str,
     /// Names and values that describe the origin of the data.
     pub facts: &'a [(&'a str, String)],

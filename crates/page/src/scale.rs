@@ -53,7 +53,7 @@ impl Axis {
                 let step = step(high - low);
                 ((low / step).floor() * step, (high / step).ceil() * step)
             }
-            // To thirds of a decade: about 1, 2, 5.
+            // Round to thirds of a decade: about 1, 2, 5.
             Scale::Number => (
                 (low * 3.0 - 0.2).floor() / 3.0,
                 (high * 3.0 + 0.2).ceil() / 3.0,
@@ -102,7 +102,7 @@ impl Axis {
                 })
                 .collect(),
             Scale::Number => {
-                // With few powers of ten, 2 and 5 get labels, too.
+                // If there are few powers of ten, 2 and 5 get labels, too.
                 let labels_between = self.high - self.low < 2.5;
                 (-6..=12)
                     .flat_map(|power| (1..10).map(move |digit| (power, digit)))

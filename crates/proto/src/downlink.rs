@@ -28,7 +28,7 @@ struct Meter {
     lost: bool,
 }
 
-/// See the module. Rates are in bytes per millisecond.
+/// State of the link to this process. Rates are in bytes per millisecond.
 #[derive(Clone, Debug)]
 pub(crate) struct Downlink {
     limit: Option<u32>,

@@ -270,7 +270,7 @@ pub enum Event {
         /// Range of the piece in the packet.
         bytes: Range<usize>,
     },
-    /// A long message lies in the memory of a process of this node. Copy it from there into the
+    /// A long message is in the memory of a process of this node. Copy it from there into the
     /// message that [`Event::Hold`] has begun, then call
     /// [`Machine::fetch_completed`](crate::Machine::fetch_completed) or
     /// [`Machine::fetch_failed`](crate::Machine::fetch_failed).

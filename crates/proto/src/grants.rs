@@ -363,7 +363,7 @@ mod tests {
         }
         grants.stepped(now);
         assert_eq!(windows(&grants, &peers[..4]), [8, 0, 0, 8]);
-        // Each is reported once.
+        // Each peer is reported once.
         let mut changed: Vec<PeerId> = core::iter::from_fn(|| grants.next_changed()).collect();
         changed.sort_unstable();
         assert_eq!(changed, [peers[0], peers[3]]);

@@ -53,7 +53,6 @@ impl Cookies {
         true
     }
 
-    /// A secret for one session.
     pub(crate) fn session_secret(&self, connection: u32) -> u64 {
         let mut hasher = SipHasher24::new_with_keys(self.secret[1], self.secret[0]);
         hasher.write_u32(connection);

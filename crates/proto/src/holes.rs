@@ -1,4 +1,4 @@
-//! Which numbers of a sequence have arrived, and which are missing.
+//! Tracks the numbers of a sequence that have arrived, and those that are missing.
 //!
 //! [`Holes`] is a sorted list of missing ranges below the highest arrival. Lanes use it for packet
 //! numbers, sessions for units. It keeps at most [`MAX_HOLES`] ranges: an arrival that would open
@@ -21,9 +21,9 @@ pub struct Hole {
 /// How a number relates to the earlier arrivals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// It has not arrived before.
+    /// The number has not arrived before.
     New,
-    /// It has arrived before.
+    /// The number has arrived before.
     Duplicate,
     /// It would open a hole too many, or is too far ahead. It was not recorded.
     Refused,
@@ -76,7 +76,7 @@ impl Holes {
         self.missing.iter().copied()
     }
 
-    /// What [`record`](Self::record) would return.
+    /// Returns the result of [`record`](Self::record) without recording.
     #[must_use]
     pub fn classify(&self, number: u64) -> Arrival {
         if number == self.top {

@@ -186,7 +186,7 @@ impl LaneIn {
         self.holes.is_whole()
     }
 
-    /// What [`record`](Self::record) would return.
+    /// Returns the result of [`record`](Self::record) without recording.
     pub(crate) fn classify(&self, number: u64) -> Arrival {
         self.holes.classify(number)
     }

@@ -126,7 +126,7 @@ impl Machine {
     /// the intended process, or zero for any.
     ///
     /// # Errors
-    /// [`ConnectError::TooManyPeers`]. Idle peers are then asked for a sign of life, so there may be
+    /// [`ConnectError::TooManyPeers`]. Idle peers are then probed, so there may be
     /// room a little later.
     pub fn connect(
         &mut self,
@@ -442,7 +442,7 @@ impl Machine {
         self.shared.released.pop()
     }
 
-    /// The unit that the last packet has completed, if it came in parts. Events then refer to these
+    /// The unit that the last packet has completed, if it arrived in parts. Events then refer to these
     /// bytes instead of the packet.
     #[inline]
     pub fn take_assembled(&mut self) -> Option<Vec<u8>> {

@@ -24,7 +24,7 @@ const LEAST_GRANTED: u32 = 8;
 pub(crate) struct Pace {
     limit: u32,
     max: u32,
-    /// Granted by the peer.
+    /// Packets in flight that the peer permits.
     granted: u32,
     /// From here on the limit grows by one packet per window.
     knee: u32,

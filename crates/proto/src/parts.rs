@@ -12,7 +12,7 @@ use crate::wire::{HEADER_BYTES, Part};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Assembly {
     unit: u64,
-    /// By index of the part; missing ones are empty.
+    /// Content of each part by index; missing ones are empty.
     parts: Vec<Vec<u8>>,
 }
 

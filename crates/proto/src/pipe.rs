@@ -131,7 +131,7 @@ impl Pipe {
         }
     }
 
-    /// A long message lies at `address` until
+    /// A long message is at `address` until
     /// [`Event::OfferDone`](crate::Event::OfferDone) or
     /// [`Event::PiecesRequested`](crate::Event::PiecesRequested).
     pub(crate) fn offer(

@@ -8,7 +8,7 @@ use crate::wire::{Operation, OperationKind, Outcome};
 /// Bytes of a word that fetch-and-add and compare-and-swap change.
 const WORD_BYTES: u64 = 8;
 
-/// What peers may do with a region.
+/// Access rights of peers to a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rights {
     /// Peers may write to the region.
@@ -41,7 +41,7 @@ pub struct Region {
     pub endpoint: u32,
     /// Length of the region in bytes.
     pub length: u64,
-    /// What peers may do.
+    /// Access rights of peers.
     pub rights: Rights,
 }
 

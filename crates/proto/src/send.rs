@@ -1,6 +1,6 @@
 //! The send window of a session: which units are queued, in flight, or to be retransmitted.
 //!
-//! A unit is the reliable content of one packet. It lies in a slot (a frame of the caller) from
+//! A unit is the reliable content of one packet. It is in a slot (a frame of the caller) from
 //! [`SendWindow::queue`] until it has arrived. The window works on unit numbers and slots; it has
 //! no clock and sees no bytes. Spec §5.2.
 
@@ -20,7 +20,7 @@ pub enum UnitState {
     Flying {
         /// Index of the lane.
         lane: u8,
-        /// Under which packet number.
+        /// Number of the packet that carried it.
         number: u64,
     },
     /// It is or may be lost and is to be retransmitted.
@@ -154,7 +154,7 @@ pub(crate) struct Next {
 /// Most units whose parts may be in flight at once; the receiver reassembles as many.
 pub(crate) const MAX_CUT: usize = 16;
 
-/// The queued and unacknowledged units of one session. See the module.
+/// The queued and unacknowledged units of one session.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SendWindow {
     /// Number of the first unit in `units`. All units below have arrived.
@@ -272,7 +272,7 @@ impl SendWindow {
         if self.flying >= allowed {
             return None;
         }
-        // While the oldest unit is missing, the receiver may drop everything else for lack of room.
+        // While the oldest unit is missing, the receiver may drop everything else because its pool is full.
         let part = self.lost_part();
         let is_oldest = part.is_some_and(|(piece, _)| piece.unit == self.base);
         while !is_oldest && let Some(unit) = self.repeats.pop_front() {

@@ -100,7 +100,7 @@ pub(crate) struct Renewal {
     pub(crate) cookie: u64,
     /// When the next hello is sent.
     pub(crate) hello_at: Instant,
-    /// A reset said that the keys differ. It is not authenticated.
+    /// An unauthenticated reset reported that the keys differ.
     pub(crate) refused: bool,
     /// When the session ends without a proof.
     pub(crate) until: Instant,
@@ -139,7 +139,7 @@ impl Seals {
     }
 }
 
-/// What secures the packets of a session.
+/// Protection of the packets of a session.
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
     pub(crate) own: Own,
@@ -148,7 +148,7 @@ pub(crate) struct Keys {
     pub(crate) renewal: Option<Renewal>,
 }
 
-/// A session with one peer. See the module.
+/// A session with one peer.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
     pub(crate) id: PeerId,
@@ -408,7 +408,7 @@ impl Session {
         shared.forget_peer(self.id);
     }
 
-    /// The peer is alive.
+    /// Called when a packet shows that the peer is alive.
     fn heard(&mut self, now: Instant) {
         let still_owes = !self.window.is_empty() || self.channel.needs_credit();
         self.liveness.heard(now, still_owes);

@@ -75,7 +75,7 @@ pub(crate) struct Shared {
     pub(crate) grants: Grants,
     /// Number of units of all sessions of which some parts have arrived.
     pub(crate) assemblies: usize,
-    /// The unit that the last packet has completed, if it came in parts. Events refer to it.
+    /// The unit that the last packet has completed, if it arrived in parts. Events refer to it.
     pub(crate) assembled: Option<Vec<u8>>,
     /// When timers were last handled.
     pub(crate) stepped_at: Instant,

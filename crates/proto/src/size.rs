@@ -77,7 +77,7 @@ impl PacketSize {
         self.current < self.most
     }
 
-    /// A packet has arrived.
+    /// Called when a packet has arrived.
     #[inline]
     pub(crate) fn arrived(&mut self, bytes: u16) {
         if bytes >= self.shortest_missed {

@@ -1,7 +1,7 @@
 //! The deadlines of all sessions.
 //!
 //! A binary heap with lazy deletion: moving a deadline to a later time costs nothing until its old
-//! entry is due, and an earlier one is entered again. So thousands of idle sessions cost nothing
+//! entry is due, and an earlier one is entered again. Thousands of idle sessions therefore cost nothing
 //! per packet.
 
 use alloc::collections::BinaryHeap;

@@ -21,7 +21,7 @@ fn converse(wire: &mut Wire, edge: EdgeId, count: u64, length: impl Fn(u64) -> u
     converse_from(wire, edge, 0, count, length);
 }
 
-/// The same for messages from number `first` on.
+/// Exchanges messages from number `first` on.
 fn converse_from(
     wire: &mut Wire,
     edge: EdgeId,

@@ -37,7 +37,7 @@ fn wire(first: Option<u8>, second: Option<u8>) -> Wire {
     wire
 }
 
-/// The same after the first host has connected.
+/// Two hosts of one cluster after the first has connected.
 fn joined() -> (Wire, PeerId, EdgeId) {
     let mut wire = wire(KEY, KEY);
     let peer = wire.connect(0, 1);

@@ -392,7 +392,7 @@ fn put(long: bool, notice: bool) -> Call {
     ask(Ask::Put { long, notice })
 }
 
-/// Asks of the first process; the second reads notices and messages, as many as there are.
+/// Requests of the first process; the second reads all notices and messages.
 fn operations(asks: Vec<Call>, owner: Vec<(Vec<Call>, bool)>) -> Exchange {
     let mut exchange = Exchange::new([vec![(asks, false)], owner]);
     exchange.credit_bytes = 4 * charge(6);

@@ -109,7 +109,7 @@ fn joined() -> ([Process; 2], EdgeId) {
     (pair, edge)
 }
 
-/// The same with a long message offered on the edge.
+/// Two joined processes with a long message offered on the edge.
 fn offered() -> ([Process; 2], EdgeId, MessageStart) {
     let (mut pair, edge) = joined();
     let begun = pair[0].machine.begin(NOW, edge, 3000).expect("credit");

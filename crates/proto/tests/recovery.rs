@@ -55,7 +55,7 @@ fn ack_request(edge: EdgeId, number: u32) -> Vec<u8> {
     bytes
 }
 
-/// What a host sends now: destinations, and whether each packet has a unit. Nothing arrives.
+/// Returns the packets that a host sends now: destinations, and whether each has a unit. None arrives.
 fn transmit_and_drop(wire: &mut Wire, now: Instant) -> Vec<(Address, bool)> {
     let host = &mut wire.hosts[0];
     let transmits = std::iter::from_fn(|| host.machine.poll_transmit(now, &mut host.pool));

@@ -40,7 +40,7 @@ impl Dimension {
 
 /// An array over a grid of processes. Ranks are numbered like the elements of an array with the grid's
 /// shape: the last coordinate changes fastest. The elements of a process's part have the same order, and
-/// lie in its memory without gaps. Ranks beyond the grid have no elements.
+/// are in its memory without gaps. Ranks beyond the grid have no elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Distribution {
     dimensions: Vec<Dimension>,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::piece::Piece;
 
-/// Where a message goes.
+/// Destination, round and content of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// The rank that it goes to or comes from.
@@ -70,11 +70,11 @@ impl Message {
         self.piece.unpack(packed, target);
     }
 
-    /// The same for elements that `fetch` reads, starting at an offset: as many at a time as fit into the
+    /// Unpacks elements that `fetch` reads, starting at an offset: as many at a time as fit into the
     /// buffer, or a long run straight into its destination.
     ///
     /// # Errors
-    /// Those of `fetch`.
+    /// The errors of `fetch`.
     ///
     /// # Panics
     /// If the target is too short, or the buffer is empty.

@@ -1,4 +1,4 @@
-//! Elements that two processes share: where they lie in both parts, and how to pack them.
+//! Elements that two processes share: where they are in both parts, and how to pack them.
 
 use crate::runs::{Group, Runs};
 
@@ -121,7 +121,7 @@ impl Piece {
         });
     }
 
-    /// The same for packed elements that `fetch` reads, starting at an offset: as many at a time as fit
+    /// Unpacks packed elements that `fetch` reads, starting at an offset: as many at a time as fit
     /// into the buffer, which must not be empty, or a long run straight into its destination.
     pub(crate) fn unpack_parts<T: Copy, E>(
         &self,
@@ -306,7 +306,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// For any size of buffer.
+        /// Tests every size of the buffer.
         #[test]
         fn unpacking_in_parts_gives_the_same_as_unpacking_the_whole(
             extents in (1_usize..40, 1_usize..60),

@@ -16,7 +16,7 @@ pub trait Exchange<T> {
     /// Memory for everything that this process sends.
     fn outgoing(&mut self) -> &mut [T];
 
-    /// Sends a part of it as the transfer says. Called in the order of the rounds. The data need not leave
+    /// Sends the part of it that the transfer describes. Called in the order of the rounds. The data need not leave
     /// before [`finish`](Self::finish).
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl Plan {
             let (_, piece) = sends.swap_remove(found);
             let range = at..at + piece.count();
             at = range.end;
-            // A receiver's messages lie in the order of their senders.
+            // A receiver's messages are in the order of their senders.
             let before = (0..rank).map(|sender| volumes.between(sender as usize, peer as usize));
             let before = before.sum::<usize>() - volumes.own_before(rank, peer);
             let transfer = Transfer {
@@ -259,11 +259,11 @@ impl Plan {
         self.unpack(exchange, target)
     }
 
-    /// The same in place: `memory` holds this process's part before and after. Elements that stay with the
+    /// Runs the plan in place: `memory` holds this process's part before and after. Elements that stay with the
     /// process are copied to a buffer in between.
     ///
     /// # Errors
-    /// Those of [`run`](Self::run). Except after [`ReshuffleError::Memory`], the contents of the memory
+    /// The errors of [`run`](Self::run). Except after [`ReshuffleError::Memory`], the contents of the memory
     /// are then undefined.
     pub fn run_in_place<T: Copy + Default, E: Exchange<T>>(
         &self,
@@ -382,7 +382,7 @@ impl Volumes<'_> {
         }
         match (from, to) {
             (0, 0) => count,
-            // Ranks beyond a grid.
+            // Ranks outside the grid exchange no elements.
             _ => 0,
         }
     }

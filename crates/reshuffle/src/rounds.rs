@@ -10,7 +10,7 @@ const MAX_COLOURED: usize = 256;
 const NONE: u32 = u32::MAX;
 
 /// The messages that `rank` sends, as pairs of round and receiver, and the number of rounds for all ranks.
-/// `sends` tells which rank sends to which.
+/// `sends` is true if the first rank sends to the second.
 pub(crate) fn schedule(
     size: usize,
     rank: usize,

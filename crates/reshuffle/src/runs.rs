@@ -281,7 +281,7 @@ impl Runs {
         own == other && self.period >= self.extent && self.runs == [one]
     }
 
-    /// The same with `by` positions for each index.
+    /// Returns the runs with `by` positions for each index.
     pub(crate) fn scaled(&self, by: usize) -> Runs {
         let run = |run: &Run| Run {
             first: run.first.scaled(by),

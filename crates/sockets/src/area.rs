@@ -25,7 +25,7 @@ impl Area {
     /// Creates zeroed memory; the peer maps it through the returned descriptor.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error that the kernel returns.
     pub fn create() -> io::Result<(Area, OwnedFd)> {
         let (segment, file) = Segment::create(AREA)?;
         Ok((Area::inherited(segment)?, file))

@@ -286,7 +286,7 @@ impl Connection {
     /// Reads available data, without waiting.
     ///
     /// # Errors
-    /// As for [`Direction::read`].
+    /// The errors of [`Direction::read`].
     pub(crate) fn receive(
         &self,
         fd: BorrowedFd<'_>,

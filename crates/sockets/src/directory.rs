@@ -66,7 +66,7 @@ impl Offer {
         }
         OFFERS.fetch_sub(1, AcqRel);
         // SAFETY: borrowed for one call. The program may have closed the number and used it again:
-        // `fstat` tells, and a file that is not ours is left alone.
+        // `fstat` shows whether the file is ours; others are left alone.
         let memory = unsafe { BorrowedFd::borrow_raw(number) };
         let is_ours =
             fstat(memory).is_ok_and(|found| (found.st_dev, found.st_ino) == self.identity);
@@ -87,7 +87,7 @@ impl Drop for Offer {
 #[derive(Debug)]
 pub(crate) struct Agreement {
     pub(crate) area: Area,
-    /// Which end this is; it writes to the direction of this number.
+    /// Number of this end; it writes to the direction of this number.
     pub(crate) index: usize,
     /// Cookie of the socket that the agreement belongs to.
     pub(crate) cookie: u64,

@@ -1,7 +1,7 @@
 //! One direction of a connection whose ends share memory: which of its bytes go over TCP, which
 //! through shared memory, and in what order. `docs/design/sockets.md` §2.
 //!
-//! TCP remains the byte stream. A *record* says that at position P of the TCP stream there are
+//! TCP remains the byte stream. A *record* states that at position P of the TCP stream there are
 //! [`MARKER`] bytes of ours, in place of which N bytes from the ring are to be read. A record is
 //! published before its marker is sent, and only while no reader takes bytes without knowing
 //! where the next marker is; one compare-and-swap of the *gate* ensures both. The kernel decides
@@ -71,7 +71,7 @@ pub trait Stream {
     /// Sends bytes of a marker.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error that the kernel returns.
     fn send(&mut self, bytes: &[u8]) -> Result<usize, Errno>;
     /// Number of bytes written to TCP since the connection was made, by anyone; `None` if that
     /// is unknown or nothing more can be written.
@@ -181,7 +181,7 @@ impl<'a> Direction<'a> {
     /// meanwhile.
     ///
     /// # Errors
-    /// The kernel's, from sending the marker: the connection has ended.
+    /// The error that the kernel returns, from sending the marker: the connection has ended.
     pub fn write(&self, from: &[u8], stream: &mut impl Stream) -> Result<Option<usize>, Errno> {
         let gate = self.word(GATE).load(Acquire);
         let published = gate >> SHIFT;
@@ -236,7 +236,7 @@ impl<'a> Direction<'a> {
     /// bytes is stored in `later`.
     ///
     /// # Errors
-    /// The kernel's; `AGAIN` if there is nothing; `IO` if the connection was read or written
+    /// The error that the kernel returns; `AGAIN` if there is nothing; `IO` if the connection was read or written
     /// without this library.
     pub fn read(
         &self,
@@ -264,7 +264,7 @@ impl<'a> Direction<'a> {
         Ok(got)
     }
 
-    /// Reads one piece, from TCP or from the ring; the flag says whether more may follow.
+    /// Reads one piece, from TCP or from the ring; the flag is true if more may follow.
     fn read_some(&self, to: &mut [u8], stream: &mut impl Stream) -> Result<(usize, bool), Errno> {
         let gate = self.word(GATE);
         let position = self.word(POSITION);
@@ -327,7 +327,7 @@ impl<'a> Direction<'a> {
     /// Reads available bytes without removing them.
     ///
     /// # Errors
-    /// As for [`read`](Self::read).
+    /// The errors of [`read`](Self::read).
     pub fn peek(&self, to: &mut [u8], stream: &mut impl Stream) -> Result<usize, Errno> {
         loop {
             let gate = self.word(GATE).load(Acquire) >> SHIFT;
@@ -406,7 +406,7 @@ impl<'a> Direction<'a> {
     }
 
     /// Locks the reading side against other threads and processes with this connection. `me` is
-    /// the thread id; `alive` tells whether another thread still exists.
+    /// the thread id; `alive` is true if another thread still exists.
     ///
     /// # Errors
     /// `AGAIN` in a signal handler that interrupted its own thread's read.

@@ -9,7 +9,7 @@ pub(crate) const MAX_SPIN_NS: u64 = 50_000;
 /// Maximum waits without spinning after an unsuccessful spin.
 const MAX_ASLEEP: u32 = 1 << 12;
 
-/// What the last waits of a thread, or of reads of a connection, have shown. Inexact if several
+/// Experience from the last waits of a thread, or of reads of a connection. Inexact if several
 /// threads wait at once, which is harmless.
 #[derive(Debug)]
 pub(crate) struct AdaptiveSpin {

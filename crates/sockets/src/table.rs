@@ -1,4 +1,4 @@
-//! Which descriptors are connections that the library handles, and which are plain sockets that
+//! Distinguishes descriptors of connections that the library handles from plain sockets that
 //! it leaves to the kernel but may spin on.
 //!
 //! No call blocks another here, and no lock is held over a fork. A connection occupies one of a
@@ -231,7 +231,6 @@ pub(crate) fn demote_to_plain(fd: RawFd, found: &ConnectionRef) {
     }
 }
 
-/// Returns all listed descriptors.
 pub(crate) fn listed_descriptors() -> impl Iterator<Item = RawFd> {
     let fds = 0..=HIGHEST.load(Relaxed);
     let fds = fds.filter_map(|at| RawFd::try_from(at).ok());

@@ -145,7 +145,7 @@ fn many_clients_of_an_asyncio_server_get_their_bytes() {
 
 #[test]
 fn closed_connections_leave_nothing_behind_at_either_end() {
-    // 1000 at once, repeated 10 times, or as often as DIPOLE_SOCKETS_ROUNDS says.
+    // 1000 at once, repeated 10 times, or DIPOLE_SOCKETS_ROUNDS times.
     let wanted = std::env::var("DIPOLE_SOCKETS_ROUNDS");
     let rounds = wanted.unwrap_or_else(|_| "3".into());
     let limit = LIMIT * rounds.parse::<u32>().expect("a number").div_ceil(10);

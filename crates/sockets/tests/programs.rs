@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use common::{LIMIT, Place, ended_within, finished, library, two_nodes};
 use dipole_testbed::Testbed;
 
-/// Which ends use the library: server, client.
+/// Ends that use the library: server, client.
 const ENDS: [(bool, bool); 3] = [(true, true), (true, false), (false, true)];
 
 /// Where the two ends of a program run.
@@ -216,7 +216,7 @@ fn iperf3_moves_all_its_bytes() {
                     let client = client.args(&all).spawn().expect("the client starts");
                     let ended = ended_within(client, LIMIT);
                     let report = String::from_utf8_lossy(&ended.stdout).into_owned();
-                    // It tells its client that a test is over before it accepts another one.
+                    // It notifies its client that a test is over before it accepts another one.
                     let busy = report.contains("the server is busy running a test");
                     assert!(!busy || begun.elapsed() < LIMIT, "{report}");
                     if !busy {

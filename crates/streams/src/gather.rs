@@ -19,7 +19,7 @@ struct PendingRequest {
     since: Instant,
 }
 
-/// See the module; `B` is a buffer with the bytes of a reply.
+/// Replies that are being collected; `B` is a buffer with the bytes of a reply.
 #[derive(Debug)]
 pub(crate) struct Gather<B> {
     layout: Layout,

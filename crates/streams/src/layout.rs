@@ -157,7 +157,7 @@ impl Cursor {
         let (rank, end) = match &layout.kind {
             Kind::BlockCyclic { block } => {
                 let number = offset / block;
-                // With one rank, the rest is contiguous.
+                // If there is only one rank, the rest is contiguous.
                 let end = match layout.ranks {
                     1 => total,
                     _ => (number + 1).saturating_mul(*block),

@@ -32,10 +32,10 @@ impl From<WireAddress> for Address {
     }
 }
 
-/// See the module. `transfer` numbers the reads and writes that all ranks make together.
+/// A message between a rank and an interface. `transfer` numbers the reads and writes that all ranks make together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Message<'a> {
-    /// Rank 0 asks the interface to connect these ranks with `to`.
+    /// Rank 0 requests the interface to connect these ranks with `to`.
     Open {
         to: &'a str,
         ranks: Vec<WireAddress>,
@@ -67,7 +67,7 @@ pub(crate) enum Message<'a> {
         total: u64,
         layout: Layout,
     },
-    /// The interface asks a rank for bytes of its part.
+    /// The interface requests bytes of a rank's part.
     Request {
         transfer: u64,
         offset: u64,
@@ -88,7 +88,7 @@ pub(crate) enum Message<'a> {
         #[serde(with = "serde_bytes")]
         bytes: &'a [u8],
     },
-    /// The interface tells all ranks how many bytes of a transfer were written or read.
+    /// The interface reports to all ranks how many bytes of a transfer were written or read.
     Done { transfer: u64, bytes: u64 },
     /// The stream has failed. Sent to all ranks, or in place of a reply.
     Ended { why: &'a str },

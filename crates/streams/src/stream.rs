@@ -22,7 +22,7 @@ pub struct Ranks {
     pub addresses: Vec<Address>,
 }
 
-/// See the module. Owns or borrows its rank's endpoint, to which nothing else may be sent meanwhile. All ranks
+/// A rank's handle of a stream. Owns or borrows its rank's endpoint, to which nothing else may be sent meanwhile. All ranks
 /// open the stream, and make the calls marked "all ranks" in the same order.
 #[derive(Debug)]
 pub struct Stream<E> {
@@ -108,7 +108,7 @@ impl<E: Borrow<Endpoint>> Stream<E> {
         Ok(stream)
     }
 
-    /// Asks the interface to open the stream. Returns the edge to the stream's endpoint there.
+    /// Requests the interface to open the stream. Returns the edge to the stream's endpoint there.
     fn request_open(&self, open: &Message<'_>) -> Result<Edge, StreamError> {
         let interface = self.endpoint.borrow().edge(self.interface)?;
         interface.send_timeout(&open.encode(), self.timeout)?;
@@ -166,7 +166,7 @@ impl<E: Borrow<Endpoint>> Stream<E> {
     /// stay unread. Rank 0 only.
     ///
     /// # Errors
-    /// Those of [`read_raw`](Self::read_raw), or the stream or `max` bytes end before.
+    /// The errors of [`read_raw`](Self::read_raw), or the stream or `max` bytes end before.
     pub fn read_raw_until(
         &mut self,
         is_end: impl Fn(&[u8]) -> bool,

@@ -203,7 +203,7 @@ fn flood(own: u32, node: &Node, to: &str, dies: bool) -> Result<(), StreamError>
     stream.close()
 }
 
-/// Runs as a process of the other tests' jobs. Does nothing by itself.
+/// Runs as a process of the other tests' jobs. Does nothing on its own.
 #[test]
 fn as_a_process() {
     if std::env::var_os("STREAMS_ROLE").is_none() {
@@ -459,7 +459,7 @@ fn four_processes_of_two_nodes_use_interfaces_on_other_nodes() {
     }
 }
 
-/// A listener that accepts no connection by itself, so nothing is read.
+/// A listener that never accepts a connection, so nothing is read.
 fn silent_listener() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("it has one");

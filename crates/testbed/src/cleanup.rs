@@ -63,7 +63,6 @@ pub(crate) fn create_namespace(testbed: u32, name: &str) -> Result<(), TestbedEr
     namespace::ip(&format!("netns add {name}"))
 }
 
-/// Creates the folder of this testbed.
 pub(crate) fn create_folder(testbed: u32) -> Result<PathBuf, TestbedError> {
     let mut registry = lock();
     let path = names::folder(testbed);

@@ -43,7 +43,6 @@ pub(crate) fn port(node: u32, network: u32) -> String {
     format!("n{node}k{network}")
 }
 
-/// Path of a namespace.
 pub(crate) fn path(namespace: &str) -> PathBuf {
     Path::new(NAMESPACES).join(namespace)
 }

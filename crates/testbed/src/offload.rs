@@ -5,7 +5,7 @@ use crate::error::TestbedError;
 use crate::namespace::{inside, ip};
 use crate::netlink;
 
-/// Which packets an interface may join or segment.
+/// Packets that an interface may join or segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offloads {
     /// Every packet crosses the wire and arrives separately.

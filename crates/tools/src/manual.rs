@@ -107,7 +107,7 @@ fn page(
         writeln!(out, "{}", roff(variable))?;
         writeln!(out, ".br")?;
     }
-    writeln!(out, "dipole(7) says what each of them means.")?;
+    writeln!(out, "dipole(7) explains each of them.")?;
     writeln!(out, ".SH EXAMPLES")?;
     for (line, what) in &notes.examples {
         writeln!(out, ".TP\n{}\n{}", roff(line), roff(what))?;

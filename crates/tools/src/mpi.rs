@@ -127,7 +127,7 @@ fn text(library: Library, variables: &[(&str, String)]) -> String {
     text
 }
 
-/// Quoted for a shell.
+/// Quotes a value for a shell.
 fn quoted(value: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+,:".contains(&byte);
     match value.bytes().all(plain) {

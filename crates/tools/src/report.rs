@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::output::{Failure, json as line};
 use crate::trace::{self, Run, Summary};
 
-/// How to read it.
+/// Explanation of the report for readers.
 const TEXT: &str = "What dipole calibrate, dipole calibrate supersteps and a traced run have found. Marks are medians; the bars \
                     through them are 95 % confidence intervals. Point at a mark for its numbers.";
 

@@ -103,7 +103,7 @@ pub(crate) fn execute(
     Ok(ExitCode::SUCCESS)
 }
 
-/// For programs that use endpoints or MPI.
+/// Prints the waits of programs that use endpoints or MPI.
 fn tell_waits(
     files: &[WaitFile],
     arguments: &TraceArgs,

@@ -99,7 +99,7 @@ fn check_tables(dom: &str, lines: &[Value]) -> usize {
             };
             let shown = cell.rsplit('>').next().expect("the last part");
             let shown: f64 = shown.parse().expect("a number");
-            // At least three digits, and at most six decimals.
+            // Figures have at least three digits and at most six decimals.
             let error = (shown - value * factor).abs();
             assert!(
                 error <= value * factor * 6e-3 + 1e-6,

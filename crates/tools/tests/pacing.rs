@@ -58,7 +58,7 @@ fn slots_are_found_on_a_shaped_network_and_saved_where_supersteps_look() {
         let g = line["g_ns_per_byte"].as_f64().expect("a number");
         assert!(g > wire_ns * 0.8, "{line}");
     }
-    // What was tried follows from what one process alone has measured.
+    // The rates tried follow from the measurements of one process alone.
     let tried: Vec<&Value> = lines
         .iter()
         .filter(|line| !line["slots"].is_null())

@@ -42,7 +42,7 @@ fn eventually(command: &mut Command, is_there: impl Fn(&str) -> bool) -> String 
     }
 }
 
-/// Killed at the end of the test.
+/// A process that is killed at the end of the test.
 struct Ended(Child);
 
 impl Ended {

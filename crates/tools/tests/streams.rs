@@ -27,7 +27,7 @@ enum To {
 /// A command line, and whether it prints something where no process runs.
 const COMMANDS: [(&str, bool); 24] = [
     ("run -n 1 echo words", true),
-    // With a peer, below.
+    // The test below runs these commands with a peer.
     ("send 1:7 --timeout 0 /dev/null", false),
     ("recv 2:7", false),
     (
@@ -168,7 +168,7 @@ fn both_sides_of_a_transfer_handle_an_output_that_cannot_be_written() {
         if to != To::Closed {
             assert_eq!(sender.status.code(), Some(1), "{to:?}: {sender:?}");
         }
-        // What the sender prints cannot be written; the file arrives.
+        // The sender's messages cannot be written; the file arrives.
         let receiver = start("recv 8 --out copy", To::Closed);
         let sent = ends(start("--json send 1:8 file", to));
         check("--json send", &sent, to, true);

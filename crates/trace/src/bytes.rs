@@ -61,7 +61,7 @@ pub fn put64(into: &mut Vec<u8>, value: u64) {
     into.extend_from_slice(&value.to_le_bytes());
 }
 
-/// Takes a number of 32 bits from the truncated, if there is one.
+/// Takes a 32-bit number from the start, if there is one.
 #[must_use]
 pub fn take32(bytes: &mut &[u8]) -> Option<u32> {
     let (value, rest) = bytes.split_first_chunk()?;

@@ -1,7 +1,7 @@
 //! A file that a process fills through mapped memory, so that it survives a crash of the process.
 //!
 //! It has a header, a section of call sites, a section of modules and stacks, and blocks of
-//! records. Each record begins with its length and lies within one block. A block counts only the
+//! records. Each record begins with its length and is within one block. A block counts only the
 //! records that are complete, so a crash loses at most the last one. Blocks are reused in turn; the
 //! one with the lowest sequence number is the oldest.
 

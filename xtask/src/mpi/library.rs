@@ -15,11 +15,11 @@ const FOREIGN: [&str; 5] = ["DIPOLE_", "OMPI_", "PMIX_", "FI_", "MPIR_"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Library {
-    /// Debian's
+    /// Open MPI 4, from Debian's packages
     Openmpi4,
-    /// The wheel
+    /// Open MPI 5, from its Python wheel
     Openmpi5,
-    /// The wheel
+    /// MPICH, from its Python wheel
     Mpich,
 }
 

@@ -19,7 +19,6 @@ pub(crate) struct Mutant {
     replacement: &'static str,
 }
 
-/// Returns all mutants.
 pub(crate) fn all() -> impl Iterator<Item = &'static Mutant> {
     [protocol::MUTANTS, engine::MUTANTS, supersteps::MUTANTS]
         .into_iter()
@@ -30,7 +29,7 @@ impl Mutant {
     /// The source with the bug.
     ///
     /// # Errors
-    /// The snippet does not occur exactly once; the text says what to do.
+    /// The snippet does not occur exactly once; the text contains advice.
     pub(crate) fn mutate(&self, source: &str) -> Result<String, String> {
         match source.matches(self.snippet).count() {
             1 => Ok(source.replacen(self.snippet, self.replacement, 1)),

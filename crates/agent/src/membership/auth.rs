@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::sync::Digests;
 use crate::member::Member;
 
-/// Maximum size of a packet besides the data in its [`Body`].
+/// Maximum size of a packet without the data in its [`Body`].
 pub(crate) const EXTRA_BYTES: usize = MAX_OVERHEAD_BYTES + RUN_BYTES + PORT_BYTES + MAX_FRONT_BYTES;
 const RUN_BYTES: usize = 8;
 const PORT_BYTES: usize = 2;
@@ -101,7 +101,7 @@ pub(crate) struct PacketAuth {
 }
 
 impl PacketAuth {
-    /// For this run of a node's agent.
+    /// Creates the keys for one run of a node's agent.
     pub(crate) fn new(key: Option<&ClusterKey>, node: u32, run: u64, port: u16) -> PacketAuth {
         PacketAuth {
             authenticator: Authenticator::new(key),

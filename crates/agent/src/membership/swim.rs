@@ -6,7 +6,7 @@ use foca::{Codec, Header, Message, PostcardCodec};
 
 use crate::member::Member;
 
-/// At least 1, for foca's configuration.
+/// Converts to a number of at least 1, as foca's configuration requires.
 pub(super) fn nonzero(number: usize) -> NonZeroUsize {
     NonZeroUsize::new(number).unwrap_or(NonZeroUsize::MIN)
 }

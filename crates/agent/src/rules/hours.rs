@@ -39,7 +39,7 @@ impl fmt::Display for Moment {
 /// One entry of `hours`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hours {
-    /// As written in the file.
+    /// Text of the rule in the file.
     text: String,
     /// Permitted days of the week; index 0 is Monday.
     days: [bool; 7],

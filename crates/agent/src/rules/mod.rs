@@ -187,7 +187,7 @@ impl Rules {
 }
 
 impl fmt::Display for Rules {
-    /// For display; empty without rules.
+    /// Writes the rules for display; nothing without rules.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
         parts.extend(

@@ -1,6 +1,6 @@
 //! Communication patterns of supersteps. `peers/superstep.c` has the same.
 
-/// Who sends to whom.
+/// Communication pattern of a superstep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pattern {
     /// No rank sends.

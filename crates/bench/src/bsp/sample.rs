@@ -14,15 +14,15 @@ pub enum Metric {
     EachSync,
     /// A superstep in which each rank puts 8 bytes.
     Put,
-    /// A total exchange.
+    /// Every rank sends to every other rank.
     Exchange,
     /// A total exchange of messages of one length. The call is the order of destinations.
     Ordered,
-    /// All to rank 0.
+    /// All ranks send to rank 0.
     Gather,
-    /// Rank 0 to all.
+    /// Rank 0 sends to all ranks.
     Scatter,
-    /// A random relation.
+    /// A random h-relation.
     Random,
     /// A burst of messages to another rank, which returns them when it has received all.
     Spray,
@@ -86,7 +86,7 @@ impl Packets {
     }
 }
 
-/// A line of output.
+/// A line that a rank prints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum RankOutput {

@@ -65,7 +65,7 @@ struct CheckRow {
     measured_ns: f64,
     measured_least_ns: f64,
     measured_most_ns: f64,
-    /// Relative to the measurement.
+    /// Error relative to the measurement.
     error: f64,
 }
 
@@ -230,7 +230,7 @@ impl Record for CheckRow {
 pub(super) struct Alongside {
     bytes: &'static [usize],
     each: Duration,
-    /// By link and length.
+    /// Measured values, indexed by link and length.
     measured: Vec<Vec<Vec<f64>>>,
 }
 

@@ -106,5 +106,5 @@ fn tell(endpoint: &Endpoint, found: &PointToPoint) -> Result<(), Box<dyn Error>>
 fn heard(endpoint: &Endpoint, from: Address) -> Result<PointToPoint, Box<dyn Error>> {
     let text = endpoint.receive_timeout(PATIENCE).map_err(failed)?;
     serde_json::from_slice(&text)
-        .map_err(|cause| format!("{from} told no parameters: {cause}").into())
+        .map_err(|cause| format!("{from} returned no parameters: {cause}").into())
 }

@@ -89,7 +89,6 @@ pub(super) fn outliers(rounds: &[Vec<Sample>]) -> (usize, usize) {
     (far, all)
 }
 
-/// The samples of one round.
 struct Round<'a>(&'a [Sample]);
 
 impl Round<'_> {

@@ -444,7 +444,7 @@ fn check(message: &Message, bytes: usize) -> io::Result<()> {
     match message.len() == bytes {
         true => Ok(()),
         false => Err(broken(format!(
-            "a message of {} bytes came, {bytes} were due",
+            "received a message of {} bytes, expected {bytes}",
             message.len()
         ))),
     }

@@ -67,7 +67,7 @@ impl Channel for Frames {
         let bytes = self.link.frame(0).bytes;
         if bytes.len() != length {
             return Err(broken(format!(
-                "a frame of {} bytes came, {length} were due",
+                "received a frame of {} bytes, expected {length}",
                 bytes.len()
             )));
         }

@@ -46,7 +46,7 @@ fn connect<const COUNT: usize>(job: &Job, meet: Meet) -> io::Result<[TcpStream; 
             (0..COUNT).map(accept).collect::<io::Result<Vec<_>>>()?
         }
     };
-    Ok(streams.try_into().expect("as many as were asked for"))
+    Ok(streams.try_into().expect("as many as requested"))
 }
 
 fn prepare(stream: TcpStream, job: &Job) -> io::Result<Bytes<TcpStream>> {

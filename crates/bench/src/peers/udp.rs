@@ -47,7 +47,7 @@ impl Channel for Udp {
             None => Ok(None),
             Some(received) if received == length => Ok(Some(consume(&self.buffer[..length]))),
             Some(received) => Err(broken(format!(
-                "a datagram of {received} bytes came, {length} were due"
+                "received a datagram of {received} bytes, expected {length}"
             ))),
         }
     }

@@ -111,7 +111,7 @@ impl Channel for UdpGso {
         while self.end - self.begin < length {
             if self.buffer.len() - self.end < TRAIN_BYTES {
                 return Err(broken(format!(
-                    "{} bytes came where a message of {length} was due",
+                    "received {} bytes, expected a message of {length}",
                     self.end - self.begin
                 )));
             }

@@ -56,7 +56,7 @@ pub struct Group {
     pub rounds: Rounds,
     /// On the page, a point of the figures instead of a table.
     pub is_point: bool,
-    /// Printed as a table.
+    /// True if results are printed as a table.
     pub is_table: bool,
     pub entries: Vec<Entry>,
 }

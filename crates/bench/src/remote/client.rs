@@ -32,7 +32,7 @@ pub struct Remote {
     jobs: Cell<u64>,
 }
 
-/// Connection to the server.
+/// Connection to the bench server.
 struct Talk {
     server: NodeId,
     edge: Edge,
@@ -70,7 +70,7 @@ impl Remote {
             Ok(Answer::Welcome(machine)) => machine,
             Ok(Answer::Refused { why }) => return Err(RemoteError::Refused { node, why }),
             Ok(other) => {
-                let event = format!("said {other:?} instead of a welcome");
+                let event = format!("sent {other:?} instead of a welcome");
                 return Err(RemoteError::Silent { node, event });
             }
             Err(event) => return Err(RemoteError::Silent { node, event }),
@@ -154,7 +154,7 @@ impl Talk {
             let message = match self.endpoint.receive_timeout(left.min(ASK_EVERY)) {
                 Ok(message) => message,
                 Err(ReceiveError::TimedOut { .. }) if left.is_zero() => {
-                    return Err(format!("said nothing for {:.0} s", limit.as_secs_f64()));
+                    return Err(format!("did not respond for {:.0} s", limit.as_secs_f64()));
                 }
                 Err(ReceiveError::TimedOut { .. }) => {
                     match self.edge.try_send(&to_bytes(&Request::Alive)) {
@@ -213,7 +213,7 @@ impl RemoteWorker {
                 Answer::Ended { number, how } if number == self.number => {
                     return Err(self.lost(how));
                 }
-                // Of an earlier job.
+                // These messages belong to an earlier job.
                 Answer::Line { .. } | Answer::Ended { .. } => {}
                 Answer::Refused { why } => return Err(self.lost(format!("refuses: {why}"))),
                 Answer::Welcome(_) | Answer::Alive => {}

@@ -21,7 +21,6 @@ pub(crate) use server::serve;
 
 /// First endpoint of a bench on a node that other programs use.
 pub const FIRST_ENDPOINT: u32 = 0xfeb0_0000;
-/// Endpoint of the server.
 const SERVER: u32 = FIRST_ENDPOINT;
 /// Interval at which a waiting side checks whether the other is alive.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -156,7 +155,7 @@ enum Request {
     Start { number: u64, job: Job },
     /// A line for the process of this job.
     Line { number: u64, line: String },
-    /// This job is over.
+    /// Ends this job.
     Stop { number: u64 },
     /// The sender is alive.
     Alive,

@@ -184,7 +184,7 @@ impl Server<'_> {
         });
         match sent {
             Ok(()) => Some(told),
-            Err(error) => Some(format!("{told} (unheard: {error})")),
+            Err(error) => Some(format!("{told} (not delivered: {error})")),
         }
     }
 
@@ -264,7 +264,7 @@ impl Side {
             .stdout(Stdio::piped())
             .spawn()?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            unreachable!("both were asked for as pipes");
+            unreachable!("both were requested as pipes");
         };
         let forwards = thread::spawn(move || {
             let send = |answer| edge.send_timeout(&to_bytes(&answer), PATIENCE);
@@ -273,7 +273,7 @@ impl Side {
                     return;
                 }
             }
-            let how = "ended; what it said stands on its own terminal".to_owned();
+            let how = "ended; its messages are on its own terminal".to_owned();
             let _unheard = send(Answer::Ended { number, how });
         });
         let mut side = Side {

@@ -20,7 +20,7 @@ const MAX_RECEIVED_FILES: usize = 253;
 const MAX_SENT_FILES: usize = 2;
 const BACKLOG: i32 = 256;
 
-/// What was received on a connection.
+/// Result of receiving on a connection.
 #[derive(Debug)]
 pub enum Received {
     /// No message has arrived yet.
@@ -45,7 +45,7 @@ fn socket() -> io::Result<OwnedFd> {
 /// Listens at a path to which every user may connect.
 ///
 /// # Errors
-/// The kernel's; among others when the file exists.
+/// The error that the kernel returns; among others when the file exists.
 pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     let socket = socket()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
@@ -57,7 +57,7 @@ pub fn listen(path: &Path) -> io::Result<OwnedFd> {
 /// Connects to a broker.
 ///
 /// # Errors
-/// The kernel's; `WouldBlock` when its backlog is full.
+/// The error that the kernel returns; `WouldBlock` when its backlog is full.
 pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     let socket = socket()?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
@@ -67,7 +67,7 @@ pub fn connect(path: &Path) -> io::Result<OwnedFd> {
 /// Accepts a connection; `None` if none is pending.
 ///
 /// # Errors
-/// The kernel's, such as too many open files.
+/// The error that the kernel returns, such as too many open files.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     match rustix::net::accept_with(listener, flags) {
@@ -80,7 +80,7 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
 /// Sends one message with at most two descriptors.
 ///
 /// # Errors
-/// The kernel's; `WouldBlock` if the other end does not read.
+/// The error that the kernel returns; `WouldBlock` if the other end does not read.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SENT_FILES))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);

@@ -25,7 +25,7 @@ impl Caller {
     /// The process at the other end of a connected unix socket.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error that the kernel returns.
     pub fn of(socket: BorrowedFd<'_>) -> io::Result<Caller> {
         let who = peer_credentials(socket)?;
         let mut groups = peer_groups(socket)?;
@@ -133,7 +133,7 @@ pub fn check_ownership(
 /// Repeats the checks of [`check_ownership`] whose result the holder of the socket can change.
 ///
 /// # Errors
-/// What has changed.
+/// Description of the change.
 pub fn recheck_ownership(socket: BorrowedFd<'_>) -> Result<SocketAddr, OwnershipError> {
     let bound = SocketAddr::try_from(rustix::net::getsockname(socket)?)?;
     let ip = bound.ip().to_canonical();

@@ -17,7 +17,7 @@ pub struct RingInfo {
 /// Queries the properties of a ring; needs no privileges.
 ///
 /// # Errors
-/// The kernel's, or the descriptor is not a ring.
+/// The error that the kernel returns, or the descriptor is not a ring.
 pub fn ring_info(ring: BorrowedFd<'_>) -> io::Result<RingInfo> {
     let facts = map_facts(ring)?;
     if facts.kind != MapKind::Ring as u32 {

@@ -19,7 +19,7 @@ impl Broker {
         self.folder.path().join("broker")
     }
 
-    /// The next caller, what it asks, and how many descriptors it sent.
+    /// The next caller, its request, and the number of descriptors that it sent.
     fn next(&self) -> (OwnedFd, Request, usize) {
         let connection = loop {
             if let Some(connection) = channel::accept(self.listener.as_fd()).unwrap() {
@@ -47,12 +47,12 @@ fn granted(sender: bool) -> Reply {
     })
 }
 
-/// A file that stands for a ring here.
+/// A file that takes the place of a ring.
 fn ring() -> OwnedFd {
     std::fs::File::open("/dev/zero").unwrap().into()
 }
 
-/// Asks one broker, which answers so with so many descriptors; the connection is the broker's end.
+/// Requests a grant from a broker with this reply and number of descriptors; returns the broker's end.
 fn asked(broker: &Broker, bytes: &[u8], files: usize) -> (Result<Grant, GrantError>, OwnedFd) {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let path = broker.path();

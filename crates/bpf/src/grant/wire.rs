@@ -20,7 +20,7 @@ const MAGIC: [u8; 4] = *b"DPgr";
 /// Maximum length of a refusal's text, so that the message fits.
 const MAX_TEXT_BYTES: usize = 400;
 
-/// What a client asks the broker for.
+/// A client's request to the broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// Only query whether it would be granted.

@@ -16,7 +16,7 @@ pub struct Counters {
     pub too_long: u64,
     /// Lengths that do not agree, or no payload.
     pub lengths: u64,
-    /// To another host's MAC address, or to several.
+    /// Packets to another host's MAC address, or to several hosts.
     pub other_hosts: u64,
     /// The frame could not be read.
     pub unreadable: u64,

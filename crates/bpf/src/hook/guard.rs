@@ -115,7 +115,7 @@ impl Guard {
     /// Forbids the socket to send anything.
     ///
     /// # Errors
-    /// As for [`allow`](Self::allow).
+    /// The errors of [`allow`](Self::allow).
     pub fn forbid(&self, cookie: u64) -> Result<(), HookError> {
         let set = self
             .cookies
@@ -136,7 +136,7 @@ impl Guard {
     /// Number of dropped frames.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error that the kernel returns.
     pub fn refused(&self) -> std::io::Result<u64> {
         self.refused.sum(0)
     }

@@ -188,7 +188,7 @@ impl Hook {
     /// All addresses and ports that have a ring.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error that the kernel returns.
     pub fn entries(&self) -> Result<Vec<(IpAddr, u16)>, HookError> {
         let keys = self.rings.keys(MAX_RINGS);
         let keys =
@@ -199,7 +199,7 @@ impl Hook {
     /// Packet counters, summed over all CPUs.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error that the kernel returns.
     pub fn counters(&self) -> io::Result<Counters> {
         let count = |reason: Reason| self.counters.sum(reason as u32);
         Ok(Counters {
@@ -217,7 +217,7 @@ impl Hook {
     /// Number of packets that found the ring of this address and port full; 0 if there is none.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error that the kernel returns.
     pub fn full(&self, address: IpAddr, port: u16) -> io::Result<u64> {
         let key = maps::key(address, self.interface.index, port);
         let value = self.full.look_up(&key)?;

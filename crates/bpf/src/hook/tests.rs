@@ -56,7 +56,7 @@ pub(super) fn wait_for(drain: &mut Drain, count: usize) -> Vec<Deposit> {
     while found.len() < count {
         assert!(
             Instant::now() < deadline,
-            "only {} packets came",
+            "only {} packets arrived",
             found.len()
         );
         found.extend(drain.take());

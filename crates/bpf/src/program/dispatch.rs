@@ -32,7 +32,7 @@ struct Writer {
     code: Assembler,
     /// Jump target that returns [`PASSED`].
     pass: Label,
-    /// By reason: counts it and passes the packet on.
+    /// Jump targets by reason: each counts the packet and passes it on.
     refused: [Label; Reason::ALL.len()],
 }
 

@@ -8,7 +8,7 @@ pub(crate) const RINGS: i32 = 0;
 pub(crate) const COUNTERS: i32 = 1;
 pub(crate) const FULL: i32 = 2;
 
-/// What happened to a packet to one of our ports: taken, or passed on for this reason.
+/// Outcome of a packet to one of our ports: deposited, or passed on for this reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
     Deposited = 0,
@@ -27,7 +27,7 @@ pub(crate) enum Reason {
 }
 
 impl Reason {
-    /// In the order of their numbers.
+    /// All reasons in the order of their numbers.
     pub(crate) const ALL: [Self; 8] = [
         Self::Deposited,
         Self::Full,
@@ -73,7 +73,7 @@ pub(crate) const REFUSED: i32 = 1;
 
 /// Size of an allowed source.
 pub(crate) const ALLOWED_BYTES: usize = 32;
-/// Offsets within it.
+/// Offsets of the fields in the entry.
 pub(crate) const ALLOWED_VERSION: i16 = 6;
 pub(crate) const ALLOWED_ADDRESS: i16 = 8;
 pub(crate) const ALLOWED_PORTS: [i16; 2] = [24, 26];

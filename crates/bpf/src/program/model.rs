@@ -79,7 +79,7 @@ pub(crate) fn set_checksum(frame: &mut [u8]) {
 /// Expected fate of a packet to one of our ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// Passed on and counted.
+    /// The packet is passed on and counted.
     Refused(Reason, [u8; KEY_BYTES]),
     /// In the ring, if that has room: source address and port, payload, bytes reserved.
     Taken {
@@ -97,7 +97,7 @@ fn word(frame: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes([bytes[0], bytes[1]]))
 }
 
-/// The rules; `None` for a packet that is passed on uncounted. `ours` tells whether a ring exists.
+/// The rules; `None` for a packet that is passed on uncounted. `ours` is true if a ring exists.
 pub(crate) fn fate(
     frame: &[u8],
     around: Around,

@@ -150,7 +150,6 @@ impl Map {
         }
     }
 
-    /// Sets the value of a key.
     pub(crate) fn set(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
         assert_eq!(value.len(), self.whole_value_bytes());
         let mut element = self.element(key, pointer(value));
@@ -249,7 +248,7 @@ pub(crate) struct MapFacts {
 /// Queries the kernel's description of a map.
 ///
 /// # Errors
-/// The kernel's; the descriptor is not a map.
+/// The error that the kernel returns; the descriptor is not a map.
 pub(crate) fn map_facts(map: BorrowedFd<'_>) -> io::Result<MapFacts> {
     if !is_bpf(map, "bpf-map")? {
         return Err(io::ErrorKind::InvalidInput.into());

@@ -127,7 +127,7 @@ pub(crate) fn attach(
 pub(crate) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
     // The structure's only field.
     let mut attributes = raw(link);
-    // SAFETY: no pointers.
+    // SAFETY: the structure holds no pointers.
     unsafe { call(LINK_DETACH, &mut attributes) }.map(drop)
 }
 
@@ -168,7 +168,7 @@ pub(crate) fn attached(interface: u32, kind: AttachKind) -> io::Result<Vec<u32>>
 pub(crate) fn program_name(id: u32) -> io::Result<String> {
     // The id is the first field; the rest is zero.
     let mut attributes = id;
-    // SAFETY: no pointers.
+    // SAFETY: the structure holds no pointers.
     let program = unsafe { call(PROG_GET_BY_ID, &mut attributes) }.map(own)?;
     /// The start of the kernel's structure, up to the name at byte 64.
     #[repr(C)]
@@ -189,7 +189,7 @@ pub(crate) fn program_name(id: u32) -> io::Result<String> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TestRun {
     pub(crate) returned: u32,
-    /// Mean over the runs.
+    /// Mean duration of a run in nanoseconds.
     pub(crate) duration_ns: u32,
 }
 

@@ -55,7 +55,6 @@ pub(crate) fn set(testbed: &Testbed, node: u32, variable: &str, value: &str) {
     written.expect("the node").expect("a variable");
 }
 
-/// An interface of a node.
 pub(crate) fn interface(testbed: &Testbed, node: u32, name: &str) -> InterfaceId {
     let socket = testbed.inside(node, || UdpSocket::bind("127.0.0.1:0"));
     let socket = socket.expect("the node").expect("a socket");

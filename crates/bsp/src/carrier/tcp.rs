@@ -45,7 +45,7 @@ pub struct Tcp {
     peers: Vec<Option<Connection>>,
     /// Bytes queued for all connections.
     queued: usize,
-    /// Remote writes among them.
+    /// Number of remote writes among the pieces to send.
     pending_writes: usize,
     /// The rank whose connection is polled first.
     next: usize,
@@ -100,7 +100,6 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> Failure {
     Failure::system(what)
 }
 
-/// The port of a rank.
 fn port(job: &Job, rank: u32) -> Result<u16, Failure> {
     let given = std::env::var(PORT_VARIABLE).ok();
     let wrong = || {
@@ -367,7 +366,7 @@ impl Connection {
         }
     }
 
-    /// Drops the first pieces.
+    /// Drops the first `count` pieces.
     fn drop_front(&mut self, count: usize, departed: &mut Departed) {
         for piece in self.out.drain(..count) {
             departed.bytes += piece.bytes.len();

@@ -73,7 +73,7 @@ pub(crate) enum AbortCause {
 pub(crate) struct Arrival<'a> {
     /// Ranks it has records for.
     pub(crate) send_to: &'a [u64],
-    /// Ranks it gets from.
+    /// Ranks from which this rank gets data, one bit each.
     pub(crate) get_from: &'a [u64],
     /// It copies memory outside of windows, or another rank copies its memory.
     pub(crate) pulls: bool,
@@ -108,7 +108,7 @@ impl<'a> SyncBlock<'a> {
         }
     }
 
-    /// Size of the sync blocks of such a program.
+    /// Size of the sync blocks of a program with this number of ranks.
     pub(crate) fn bytes(size: u32, local_ranks: usize) -> usize {
         let table = 2 * words(size) + local_ranks;
         (TABLES + 8 * (2 * table + local_ranks)).next_multiple_of(4096)
@@ -286,7 +286,7 @@ impl<'a> SyncBlock<'a> {
             .then(|| self.window.source(REPLIED + INLINE_REPLIES, bytes))
     }
 
-    /// The bytes whose position and length are stored at `at`, if they lie inside the window.
+    /// The bytes whose position and length are stored at `at`, if they are inside the window.
     fn range(&self, at: usize) -> Option<Source<'a>> {
         let start = usize::try_from(self.load(at)).ok()?;
         let bytes = usize::try_from(self.load(at + 8)).ok()?;

@@ -24,7 +24,7 @@ impl<C: Carrier> Process<C> {
         shared.ranks().index(rank)
     }
 
-    /// The same, if this process can copy that rank's memory.
+    /// Index of the rank on this node, if this process can copy that rank's memory.
     fn pull_source(&self, rank: u32) -> Option<usize> {
         let shared = self.shared.as_ref()?;
         let local_rank = self.local_rank(rank)?;
@@ -128,7 +128,7 @@ impl<C: Carrier> Process<C> {
     /// until the superstep ends.
     ///
     /// # Errors
-    /// Those of `put`.
+    /// The errors of `put`.
     ///
     /// # Safety
     /// `bytes` bytes at `from` must stay readable and unchanged until the superstep ends.
@@ -174,7 +174,7 @@ impl<C: Carrier> Process<C> {
     /// before any put takes effect.
     ///
     /// # Errors
-    /// Those of [`put`](Self::put).
+    /// The errors of [`put`](Self::put).
     ///
     /// # Safety
     /// `bytes` bytes at `into` must be writable until the superstep ends, and nothing else may
@@ -224,7 +224,7 @@ impl<C: Carrier> Process<C> {
     /// the same superstep are seen is undefined.
     ///
     /// # Errors
-    /// Those of [`put`](Self::put).
+    /// The errors of [`put`](Self::put).
     ///
     /// # Safety
     /// The same as for [`get`](Self::get).
@@ -258,7 +258,7 @@ impl<C: Carrier> Process<C> {
                     return self.add(from, record, &[Source::from(&key.to_ne_bytes()[..])]);
                 }
             }
-            // SAFETY: the promise is the same.
+            // SAFETY: the caller guarantees the same.
             return unsafe { self.get(from, area, offset, into, bytes) };
         };
         let (_, address) = self.find(area, from, offset, bytes)?;
@@ -275,7 +275,7 @@ impl<C: Carrier> Process<C> {
     /// makes in this superstep may or may not be seen.
     ///
     /// # Errors
-    /// Those of [`put`](Self::put), and [`Failure::OutOfReach`].
+    /// The errors of [`put`](Self::put), and [`Failure::OutOfReach`].
     ///
     /// # Safety
     /// `bytes` bytes at `into` must be writable, and nothing else may access them.
@@ -298,7 +298,7 @@ impl<C: Carrier> Process<C> {
         let length = usize::try_from(bytes).unwrap_or(usize::MAX);
         if from == self.rank {
             let start = usize::try_from(address).unwrap_or(0);
-            // SAFETY: `find` has checked that the bytes lie inside a registered part, which is
+            // SAFETY: `find` has checked that the bytes are inside a registered part, which is
             // readable; the caller promises that the destination is writable.
             unsafe {
                 let own = Source::at(std::ptr::with_exposed_provenance(start), length);
@@ -329,7 +329,7 @@ impl<C: Carrier> Process<C> {
     /// the area.
     ///
     /// # Errors
-    /// Those of [`direct_get`](Self::direct_get).
+    /// The errors of [`direct_get`](Self::direct_get).
     ///
     /// # Safety
     /// The destination of each range must be writable, nothing else may access it, and no two may

@@ -9,7 +9,7 @@ use crate::superstep::queue::TagSizes;
 use crate::superstep::registrations::Registrations;
 use crate::superstep::summary::Summary;
 
-/// See the module. `calls` is empty except between [`collect`](Self::collect) and
+/// Registrations and tag sizes of one rank. `calls` is empty except between [`collect`](Self::collect) and
 /// [`commit`](Self::commit).
 #[derive(Debug)]
 pub(super) struct CollectiveState {

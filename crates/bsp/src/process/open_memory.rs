@@ -108,7 +108,7 @@ impl<C: Carrier> Process<C> {
         Ok(key)
     }
 
-    /// The same for the destination of a get, until the superstep ends.
+    /// Opens the destination of a get until the superstep ends.
     ///
     /// # Safety
     /// The same as for [`open_memory`](Self::open_memory).
@@ -117,7 +117,7 @@ impl<C: Carrier> Process<C> {
         start: *mut u8,
         bytes: u64,
     ) -> Result<u64, Failure> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller guarantees the same.
         let key = unsafe { self.open_memory(start, bytes)? };
         self.open.destinations.extend((key != 0).then_some(key));
         Ok(key)

@@ -15,7 +15,7 @@ struct Scheduled {
     chunk: Outgoing,
 }
 
-/// See the module. A chunk never exceeds one slot, and at most one chunk holds a slot.
+/// Decides when chunks leave. A chunk never exceeds one slot, and at most one chunk holds a slot.
 #[derive(Debug)]
 pub(super) struct Pacer {
     /// Slots of this link, if pacing is worthwhile on it.

@@ -33,8 +33,8 @@ pub(super) struct RemoteCalls {
     pub(super) writes: Vec<Outgoing>,
 }
 
-/// See the module. `send_to` contains every rank for which there is a record or a write, wherever
-/// that is kept; `get_from` contains every rank that a record asks for data.
+/// Calls of this superstep. `send_to` contains every rank for which there is a record or a write, wherever
+/// that is kept; `get_from` contains every rank from which a record requests data.
 #[derive(Debug)]
 pub(super) struct PendingCalls {
     send_to: Ranks,
@@ -141,7 +141,7 @@ impl PendingCalls {
         self.get_from.insert(from);
     }
 
-    /// The same if the rank holds the reply until this one is ready.
+    /// Counts a get whose reply the rank holds until this one is ready.
     pub(super) fn add_snapshot_get(&mut self, from: u32) {
         self.get_from.insert(from);
         self.holders.insert(from);

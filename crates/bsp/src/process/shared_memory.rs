@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::local::{Arena, LocalRanks, LocalRecordBuffer};
 use crate::superstep::record::Record;
 
-/// See the module. Records lie in one of two arenas, used in alternate supersteps: the other ranks
+/// Shared memory of this rank. Records are in one of two arenas, used in alternate supersteps: the other ranks
 /// read those of the last superstep while this rank writes those of the next.
 #[derive(Debug)]
 pub(super) struct SharedMemory {
@@ -44,7 +44,6 @@ impl SharedMemory {
         &mut self.ranks
     }
 
-    /// Records for a local rank.
     #[inline]
     pub(super) fn buffer(&self, local_rank: usize) -> &LocalRecordBuffer {
         &self.buffers[local_rank]

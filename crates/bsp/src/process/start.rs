@@ -177,7 +177,7 @@ fn machine(link: &str, is_one_node: bool) -> Result<Machine, Failure> {
     Ok(Machine::of(&cost, is_one_node))
 }
 
-/// The same for ranks on these nodes, which use `link` unless all share memory.
+/// Machine for ranks on these nodes, which use `link` unless all share memory.
 fn machine_of<N: PartialEq>(
     node_map: &NodeMap,
     link: &str,
@@ -226,7 +226,7 @@ impl<C: Carrier> Process<C> {
         Process::join_with_machine(carrier, (rank, size), max_ranks, node_map, machine)
     }
 
-    /// The same with a known cost of supersteps. Rank 0's value counts.
+    /// Joins with a known cost of supersteps; rank 0's value counts.
     ///
     /// # Errors
     /// A rank does not start.
@@ -251,7 +251,7 @@ impl<C: Carrier> Process<C> {
             }
         };
         if rank >= participants {
-            // Rank 0 waits for this before it goes on.
+            // Rank 0 waits for this before it continues.
             let head = Head::new(Kind::Start, 0);
             carrier.send(0, head.encode().to_vec())?;
             carrier.close(Duration::from_secs(5));

@@ -41,7 +41,7 @@ impl<C: Carrier> Process<C> {
     /// Ends the last superstep and closes all links.
     ///
     /// # Errors
-    /// Those of [`sync`](Self::sync).
+    /// The errors of [`sync`](Self::sync).
     pub fn end(&mut self) -> Result<(), Failure> {
         self.end_superstep(Ending::End)?;
         if let Some(trace) = &self.trace {
@@ -105,7 +105,7 @@ impl<C: Carrier> Process<C> {
         Ok(())
     }
 
-    /// Tells the trace that another phase begins.
+    /// Records in the trace that another phase begins.
     #[inline]
     fn enter_phase(&mut self, phase: Phase) {
         if let Some(trace) = &mut self.trace {
@@ -113,7 +113,7 @@ impl<C: Carrier> Process<C> {
         }
     }
 
-    /// Tells the ranks of this node that this rank has left the superstep.
+    /// Notifies the ranks of this node that this rank has left the superstep.
     #[inline]
     fn leave(&self, epoch: u32) {
         if let Some(shared) = &self.shared {

@@ -48,7 +48,7 @@ pub struct CollectiveCalls {
     pub pushes: Vec<Part>,
 }
 
-/// In what two ranks differ.
+/// How the collective calls of two ranks differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
     /// One rank called `bsp_sync`, the other `bsp_end`.
@@ -75,6 +75,7 @@ impl CollectiveCalls {
             && self.pushes.is_empty()
     }
 
+    /// Removes all calls but keeps the memory.
     pub fn clear(&mut self) {
         self.ending = Ending::Sync;
         self.tag_calls = 0;

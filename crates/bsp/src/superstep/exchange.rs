@@ -49,7 +49,7 @@ pub struct Exchange<M> {
 }
 
 impl<M: Deref<Target = [u8]>> Exchange<M> {
-    /// For rank `own`, before its first superstep.
+    /// Creates the state of rank `own` before its first superstep.
     #[must_use]
     pub fn new(own: u32, node_map: NodeMap) -> Exchange<M> {
         let size = node_map.ranks();

@@ -62,7 +62,7 @@ impl<M> Body<M> {
         Body { message, start }
     }
 
-    /// The same without the first `bytes`.
+    /// Returns the body without its first `bytes`.
     pub(super) fn after(self, bytes: usize) -> Body<M> {
         Body::new(self.message, self.start + bytes)
     }
@@ -142,7 +142,7 @@ impl<M: Deref<Target = [u8]>> Inbox<M> {
         }
     }
 
-    /// The opposite of [`hold`](Self::hold).
+    /// Undoes [`hold`](Self::hold).
     pub(super) fn release(&mut self, body: &Body<M>) {
         if let MessageBytes::Borrowed(message) = &body.message {
             self.borrowed -= message.len();

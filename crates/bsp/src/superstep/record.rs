@@ -1,7 +1,7 @@
 //! Records: the puts, gets, replies to gets and messages that ranks send each other in a superstep.
 //!
 //! A record is a header of three little-endian words and its data, padded to a multiple of eight
-//! bytes. It lies in shared memory or in a message, and is read in place.
+//! bytes. It is in shared memory or in a message, and is read in place.
 
 use dipole_link::window::Source;
 
@@ -29,7 +29,7 @@ pub enum Record {
         /// The number of bytes.
         length: u64,
     },
-    /// Asks for bytes of the receiver's part of an area, to be written into memory that the sender has
+    /// Requests bytes of the receiver's part of an area, to be written into memory that the sender has
     /// opened. The data are its key.
     GetByWrite {
         /// Slot of the area.
@@ -39,7 +39,7 @@ pub enum Record {
         /// The number of bytes.
         length: u64,
     },
-    /// The same for the bytes as they are before any put takes effect. The receiver holds a copy until
+    /// Like `GetByWrite`, for the bytes before any put takes effect. The receiver holds a copy until
     /// the sender is ready for it.
     GetSnapshot {
         /// Slot of the area.
@@ -49,7 +49,7 @@ pub enum Record {
         /// The number of bytes.
         length: u64,
     },
-    /// Asks for bytes of the receiver's part of an area. The data are the ticket of the reply.
+    /// Requests bytes of the receiver's part of an area. The data are the ticket of the reply.
     Get {
         /// Slot of the area.
         slot: u32,

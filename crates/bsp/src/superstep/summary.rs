@@ -38,6 +38,7 @@ impl Ranks {
         }
     }
 
+    /// Removes all ranks but keeps the memory.
     #[inline]
     pub fn clear(&mut self) {
         self.0.fill(0);
@@ -113,6 +114,7 @@ impl Summary {
         }
     }
 
+    /// Removes all content but keeps the memory.
     pub fn clear(&mut self) {
         if self.is_empty() {
             return;

@@ -15,7 +15,7 @@ const DRIFT: i64 = 1000;
 /// The offset of a clock from rank 0's, at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offset {
-    /// To be added to this clock's time.
+    /// Offset to add to this clock's time.
     pub add_ns: i64,
     /// Maximum error of the offset.
     pub error_ns: u64,

@@ -1,4 +1,4 @@
-//! The trace file of a rank: its header, sites and records. `dipole_trace` defines where they lie in
+//! The trace file of a rank: its header, sites and records. `dipole_trace` defines their places in
 //! the file. All numbers are little-endian.
 
 use std::fmt;
@@ -57,7 +57,7 @@ pub struct Header {
     pub run: u32,
     /// When the program began, by the rank's own clock, as in records.
     pub begun_ns: u64,
-    /// The same in nanoseconds since 1970.
+    /// The same instant in nanoseconds since 1970.
     pub begun_unix_ns: u64,
     /// The link between nodes: `udp`, `bpf`, `tcp`; `shm` if there is one node.
     pub link: String,
@@ -108,9 +108,9 @@ pub struct Step {
     pub apply_ns: u64,
     /// Number of packets sent again.
     pub repeats: u32,
-    /// Packets that only asked for an acknowledgement.
+    /// Packets that only requested an acknowledgement.
     pub ack_requests: u32,
-    /// How often there was no room to send, for lack of credit or window.
+    /// Number of times that nothing could be sent, because credit or window was used up.
     pub stalls: u32,
     /// Bytes that this rank put or sent, by rank.
     pub put: Vec<(u32, u64)>,

@@ -87,7 +87,7 @@ type Mail = Vec<(Vec<u8>, Vec<u8>)>;
 /// The state of all ranks after a superstep.
 #[derive(Clone, Debug)]
 struct State {
-    /// By area and rank. A popped area keeps its memory.
+    /// Memory by area and rank. A popped area keeps its memory.
     memory: Vec<Vec<Vec<u8>>>,
     queues: Vec<Mail>,
 }
@@ -474,7 +474,7 @@ fn act<C: Carrier>(
             let place = memory[*into..into + length].as_mut_ptr();
             let area = handle(memory);
             let (of, at, length) = (number(*of), *at as u64, *length as u64);
-            // SAFETY: the range lies inside memory that lives until the program has ended.
+            // SAFETY: the range is inside memory that lives until the program has ended.
             unsafe {
                 match is_unbuffered {
                     true => process.get_unbuffered(of, area, at, place, length),

@@ -2,7 +2,7 @@
 //! duplicated and delayed, ranks are slow, and one may crash.
 //!
 //! Each rank's program runs on its own thread, one at a time. A rank that waits returns control to the
-//! simulation, which continues until the rank can go on. So a seed can be repeated exactly:
+//! simulation, which continues until the rank can continue. So a seed can be repeated exactly:
 //! `DIPOLE_SEED=7 cargo test -p dipole-bsp --test simulation`.
 
 #![allow(missing_docs, reason = "tests")]
@@ -528,7 +528,7 @@ fn all_other_ranks_fail_when_one_crashes_and_none_continues_with_wrong_memory() 
         }
         for (rank, result) in ended.iter().enumerate().filter(|(rank, _)| *rank != victim) {
             match result {
-                // It had left the last superstep.
+                // The rank had already left the last superstep.
                 Ok(()) => {}
                 Err(
                     Failure::Gone { .. } | Failure::Aborted { .. } | Failure::Unreachable { .. },

@@ -17,7 +17,7 @@ use crate::long_messages::LongSend;
 use crate::posted::RegionPart;
 use crate::target::Blocked;
 
-/// Both ends of the hidden edges.
+/// Id of both endpoints of the hidden edges.
 pub(crate) const ANSWER_ENDPOINT: u32 = EndpointId::ANY.0;
 /// A hidden edge is closed after being idle for this long.
 pub(crate) const IDLE_NS: u64 = 10_000_000_000;
@@ -78,7 +78,6 @@ impl Answer {
     }
 }
 
-/// The answers to one peer.
 #[derive(Debug, Default)]
 pub(crate) struct PeerAnswers {
     pub(crate) edge: Option<EdgeId>,

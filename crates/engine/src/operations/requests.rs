@@ -26,9 +26,9 @@ pub type OperationId = u32;
 pub enum AnswerBuffer {
     /// The answer carries no data.
     None,
-    /// In a buffer, which the caller takes.
+    /// The data is in a buffer, which the caller takes.
     Owned(Buffer),
-    /// In the caller's memory.
+    /// The data is written to the caller's memory.
     Caller {
         /// Memory of the caller.
         memory: Memory,

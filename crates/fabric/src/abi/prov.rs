@@ -12,7 +12,7 @@ pub struct Provider {
     pub version: u32,
     /// The version of the interface that it implements.
     pub fi_version: u32,
-    /// For use by libfabric.
+    /// Reserved for libfabric.
     pub context: [*mut c_void; 4],
     /// The provider's name.
     pub name: *const c_char,

@@ -63,7 +63,7 @@ struct RemoteTarget {
 /// The pieces of a vector of elements of `size` bytes.
 ///
 /// # Safety
-/// That of [`Pieces::many`], with lengths in elements.
+/// The requirements of [`Pieces::many`], with lengths in elements.
 unsafe fn pieces(Vector(vector, count): Vector, size: usize) -> Result<Pieces, Failure> {
     if count > MAX_PIECES || (vector.is_null() && count > 0) {
         return Err(Failure(FI_EINVAL));
@@ -78,7 +78,7 @@ unsafe fn pieces(Vector(vector, count): Vector, size: usize) -> Result<Pieces, F
         buffer.iov_base = ioc.addr;
         buffer.iov_len = ioc.count.checked_mul(size).ok_or(Failure(FI_EINVAL))?;
     }
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { Pieces::many(bytes.as_ptr(), count)?.non_null() }
 }
 
@@ -95,13 +95,13 @@ unsafe fn request(
     context: *mut c_void,
     flags: Option<u64>,
 ) -> Result<isize, Failure> {
-    // SAFETY: by contract.
+    // SAFETY: the caller guarantees this by contract.
     let ep = unsafe { ep(fid) }?;
     let operation =
         Operation::new(mode, target.datatype, target.op).ok_or(Failure(FI_EOPNOTSUPP))?;
     let size = operation.size();
     let (reads, _) = operation.access();
-    // SAFETY: by contract.
+    // SAFETY: the caller guarantees this by contract.
     let (mut operands, compared, result) = unsafe {
         (
             pieces(arrays.operands, size)?,
@@ -153,7 +153,7 @@ unsafe fn request(
 unsafe fn unpack<'a>(
     message: *const MsgAtomic,
 ) -> Result<(Vector, RemoteTarget, &'a MsgAtomic), Failure> {
-    // SAFETY: valid during the call.
+    // SAFETY: libfabric guarantees that the struct is valid during the call.
     let message = unsafe { borrow(message) }.ok_or(Failure(FI_EINVAL))?;
     // SAFETY: null or an array of the length that the struct gives.
     let target = unsafe { borrow(message.rma_iov) };
@@ -229,7 +229,7 @@ unsafe extern "C" fn writev(
 
 unsafe extern "C" fn writemsg(fid: *mut FidEp, message: *const MsgAtomic, flags: u64) -> isize {
     call(|| {
-        // SAFETY: valid during the call.
+        // SAFETY: libfabric guarantees that the struct is valid during the call.
         let (operands, target, message) = unsafe { unpack(message) }?;
         let arrays = Arrays {
             operands,
@@ -282,17 +282,17 @@ unsafe extern "C" fn inject(
 /// [`request`] without a completion.
 ///
 /// # Safety
-/// That of [`request`].
+/// The requirements of [`request`].
 unsafe fn inject_request(
     fid: *mut FidEp,
     arrays: &Arrays,
     target: RemoteTarget,
 ) -> Result<isize, Failure> {
-    // SAFETY: by contract.
+    // SAFETY: the caller guarantees this by contract.
     let ep = unsafe { ep(fid) }?;
     let operation = Operation::new(Mode::Update, target.datatype, target.op);
     let operation = operation.ok_or(Failure(FI_EOPNOTSUPP))?;
-    // SAFETY: by contract.
+    // SAFETY: the caller guarantees this by contract.
     let operands = unsafe { pieces(arrays.operands, operation.size()) }?;
     match operands.length() {
         0 => return Err(Failure(FI_EINVAL)),
@@ -384,7 +384,7 @@ unsafe extern "C" fn readwritemsg(
     flags: u64,
 ) -> isize {
     call(|| {
-        // SAFETY: valid during the call.
+        // SAFETY: libfabric guarantees that the struct is valid during the call.
         let (operands, target, message) = unsafe { unpack(message) }?;
         let arrays = Arrays {
             operands,
@@ -485,7 +485,7 @@ unsafe extern "C" fn compwritemsg(
     flags: u64,
 ) -> isize {
     call(|| {
-        // SAFETY: valid during the call.
+        // SAFETY: libfabric guarantees that the struct is valid during the call.
         let (operands, target, message) = unsafe { unpack(message) }?;
         let arrays = Arrays {
             operands,
@@ -521,7 +521,7 @@ fn limits(mode: Mode, datatype: c_int, op: c_int) -> Result<AtomicAttr, Failure>
 unsafe fn valid(mode: Mode, datatype: c_int, op: c_int, count: *mut usize) -> c_int {
     call(|| {
         let limits = limits(mode, datatype, op)?;
-        // SAFETY: by contract.
+        // SAFETY: the caller guarantees this by contract.
         unsafe { write_at(count, 0, limits.count) };
         Ok(0)
     })

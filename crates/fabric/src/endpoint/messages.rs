@@ -136,7 +136,7 @@ unsafe extern "C" fn recvv(
 
 unsafe extern "C" fn recvmsg(fid: *mut FidEp, message: *const Msg, flags: u64) -> isize {
     call(|| {
-        // SAFETY: valid during the call.
+        // SAFETY: libfabric guarantees that the struct is valid during the call.
         let message = unsafe { borrow(message) }.ok_or(Failure(FI_EINVAL))?;
         // SAFETY: as in `recv`.
         let (ep, to) = unsafe { (ep(fid)?, Pieces::many(message.msg_iov, message.iov_count)?) };
@@ -186,7 +186,7 @@ unsafe extern "C" fn sendv(
 
 unsafe extern "C" fn sendmsg(fid: *mut FidEp, message: *const Msg, flags: u64) -> isize {
     call(|| {
-        // SAFETY: valid during the call.
+        // SAFETY: libfabric guarantees that the struct is valid during the call.
         let message = unsafe { borrow(message) }.ok_or(Failure(FI_EINVAL))?;
         // SAFETY: as in `send`.
         let (ep, from) = unsafe { (ep(fid)?, Pieces::many(message.msg_iov, message.iov_count)?) };

@@ -128,7 +128,7 @@ unsafe extern "C" fn readv(
 unsafe fn unpack<'a>(
     message: *const MsgRma,
 ) -> Result<(Pieces, RemoteTarget, &'a MsgRma), Failure> {
-    // SAFETY: valid during the call.
+    // SAFETY: libfabric guarantees that the struct is valid during the call.
     let message = unsafe { borrow(message) }.ok_or(Failure(FI_EINVAL))?;
     // SAFETY: null or an array of the length that the struct gives.
     let (local, target) = unsafe {

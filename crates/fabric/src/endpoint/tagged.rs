@@ -62,7 +62,7 @@ impl Ep {
         Ok(0)
     }
 
-    /// Which messages a receive takes.
+    /// Filter of the messages that a receive takes.
     #[inline]
     fn criteria(&self, from: u64, tag: u64, ignore: u64) -> Result<Criteria, Failure> {
         Ok(Criteria {
@@ -120,7 +120,7 @@ unsafe extern "C" fn recvv(
 
 unsafe extern "C" fn recvmsg(fid: *mut FidEp, message: *const MsgTagged, flags: u64) -> isize {
     call(|| {
-        // SAFETY: valid during the call.
+        // SAFETY: libfabric guarantees that the struct is valid during the call.
         let message = unsafe { borrow(message) }.ok_or(Failure(FI_EINVAL))?;
         // SAFETY: as in `recv`.
         let (ep, to) = unsafe { (ep(fid)?, Pieces::many(message.msg_iov, message.iov_count)?) };
@@ -173,7 +173,7 @@ unsafe extern "C" fn sendv(
 
 unsafe extern "C" fn sendmsg(fid: *mut FidEp, message: *const MsgTagged, flags: u64) -> isize {
     call(|| {
-        // SAFETY: valid during the call.
+        // SAFETY: libfabric guarantees that the struct is valid during the call.
         let message = unsafe { borrow(message) }.ok_or(Failure(FI_EINVAL))?;
         // SAFETY: as in `send`.
         let (ep, from) = unsafe { (ep(fid)?, Pieces::many(message.msg_iov, message.iov_count)?) };

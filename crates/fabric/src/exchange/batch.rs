@@ -6,7 +6,7 @@ use crate::wire::HEAD_BYTES;
 /// A batch leaves when it fills about one packet, so that the receiver works on that packet while
 /// the next one is gathered.
 const PACKET_BYTES: usize = 1300;
-/// Bytes that a message takes in a packet besides its payload.
+/// Bytes that a message takes in a packet in addition to its payload.
 const OVERHEAD_BYTES: usize = HEAD_BYTES + 16;
 
 /// Messages that the node holds back until [`flush_edges`](dipole_node::Endpoint::flush_edges).

@@ -128,10 +128,10 @@ pub(crate) struct UnexpectedMessage {
 }
 
 enum Body {
-    /// In the node's buffers.
+    /// The message is in the node's buffers.
     InPlace(Message),
     Copied(Box<[u8]>),
-    /// Still with its sender.
+    /// The message is still in the sender's memory.
     Offered(Offer),
 }
 
@@ -197,7 +197,7 @@ impl Receives {
         Some(part)
     }
 
-    /// Keeps a message that came from the network, in place or as a copy.
+    /// Keeps a message that arrived from the network, in place or as a copy.
     fn keep_message(&mut self, head: Head, from: u64, message: Message) {
         let body = match self.in_place < MAX_IN_PLACE {
             true => {

@@ -1,4 +1,4 @@
-//! When to poll the network besides shared memory, and when to check that peers are alive.
+//! Decides when to poll the network in addition to shared memory, and when to check that peers are alive.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-/* Derived datatypes: scattered data arrives where the receiver's type says, and gaps do not change. */
+/* Derived datatypes: scattered data arrives at the places of the receiver's type, and gaps do not change. */
 #include "common.h"
 #include <stddef.h>
 

@@ -35,7 +35,7 @@ static void sleep_until_readable(int fd)
     CHECK(epoll_wait(epoll_fd, &event, 1, LIMIT_MS) == 1, "nothing came");
 }
 
-/* Waits for the next completion as the manual says. */
+/* Waits for the next completion as described in the manual. */
 static struct fi_cq_tagged_entry next(int fails)
 {
     struct fi_cq_tagged_entry entry = {0};
@@ -221,7 +221,7 @@ static void got(void)
     tell(&byte, 1);
 }
 
-/* A process that sleeps for a dead peer is woken by an error. */
+/* A process that sleeps while it waits for a dead peer is woken by an error. */
 static void died(void)
 {
     char byte = 0;

@@ -168,7 +168,7 @@ static void refused(fi_addr_t to, uint64_t key)
     next(FI_ENOKEY);
 }
 
-/* Both count at both, and each count is handed out once; a lock made of compare and swap. */
+/* Both increment both counters and get distinct values; a lock made of compare-and-swap. */
 static void counted(fi_addr_t to, uint64_t key)
 {
     uint64_t one = 1, last = 0, given;

@@ -71,7 +71,7 @@ static void scattered(MPI_Win window, int *area)
     MPI_Type_free(&column);
 }
 
-/* All count at rank 0, and each count is handed out once; a lock made of compare and swap. */
+/* All ranks increment a counter of rank 0 and get distinct values; a lock made of compare-and-swap. */
 static void counters(MPI_Win window, int *area)
 {
     enum { EACH = 100 };

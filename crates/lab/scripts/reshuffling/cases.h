@@ -1,4 +1,4 @@
-/* What reshuffle.c and pdgemr2d.c both measure: N x N doubles, stored by columns. */
+/* Cases that both reshuffle.c and pdgemr2d.c measure: N x N doubles, stored by columns. */
 #include <stddef.h>
 
 enum { N = 2048, TIMES = 9 };

@@ -1,7 +1,7 @@
 /*
  * Figure 12 of Gigabit Nectar. Left: how fast an array is reshuffled from blocks of each size to blocks of 8 KiB. Right:
- * how fast it gets to a program outside by one stream, reshuffled to blocks of 64 KiB before, or block by block; beside
- * that "streaming", the same bytes one part each, and one process that writes them to a TCP connection.
+ * how fast it gets to a program outside by one stream, reshuffled to blocks of 64 KiB before, or block by block; compared with
+ * "streaming", the same bytes one part each, and one process that writes them to a TCP connection.
  *
  * Lines: what, bytes of a block, MB/s of all ranks together, of the fastest run. The outside is a child of rank 0 that reads and
  * forgets, and answers a byte when it has all.
@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 enum { EACH = 16 << 20, TIMES = 3, LEFT_TO = 8 << 10, RIGHT_TO = 64 << 10, INTERFACE = 700 };
-/* Block by block no more than so many blocks of a rank: each is a message. */
+/* Maximum number of blocks of a rank that are sent block by block: each is a message. */
 enum { MOST_BLOCKS = 512 };
 static const int64_t WAIT_NS = 60000000000;
 

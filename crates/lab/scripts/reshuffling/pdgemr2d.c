@@ -1,4 +1,4 @@
-/* The same by ScaLAPACK's pdgemr2d. */
+/* Times the cases of reshuffle.c with ScaLAPACK's pdgemr2d. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

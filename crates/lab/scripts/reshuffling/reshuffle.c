@@ -1,4 +1,4 @@
-/* Times bsp_reshuffle_execute beside a bare copy, and beside one bsp_put of the bytes that change their process, at once in all
+/* Times bsp_reshuffle_execute, a bare copy, and one bsp_put of the bytes that change their process, at once in all
  * processes: prints "NAME seconds memcpy seconds stream seconds" of the fastest of some runs. */
 #include <bsp.h>
 #include <bsp_reshuffle.h>

@@ -46,7 +46,7 @@ pub(crate) struct CrowdArgs {
     block: bool,
 }
 
-/// Measures and prints. False if a measurement failed.
+/// Runs the measurements and prints the results. False if a measurement failed.
 pub(crate) fn execute(args: &CrowdArgs, output: &mut Output<'_>) -> Result<bool, Box<dyn Error>> {
     output.wide = args.options.wide;
     let setup = args.options.setup(On::Node);
@@ -158,7 +158,7 @@ struct Flow {
     most_pair_share: f64,
 }
 
-/// Measures and prints; false if a measurement failed.
+/// Runs the measurements and prints the results; false if a measurement failed.
 fn measure(
     plan: &CrowdPlan,
     testbed: &Testbed,

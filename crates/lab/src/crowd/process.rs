@@ -52,7 +52,7 @@ pub(crate) fn take_part(job: &CrowdJob) -> io::Result<()> {
             meet_twice(job, &node, || Ok(()))?;
             match inbox.receive_timeout(LONG) {
                 Ok(message) => Err(broken(format!(
-                    "{} bytes came from {} to a process that has no senders",
+                    "{} bytes arrived from {} to a process that has no senders",
                     message.len(),
                     message.source()
                 ))),
@@ -114,7 +114,7 @@ fn meet_twice(
             Err(ReceiveError::TimedOut { .. }) => {}
             Ok(message) => {
                 return Err(broken(format!(
-                    "{} bytes came from {} to an endpoint that has no senders",
+                    "{} bytes arrived from {} to an endpoint that has no senders",
                     message.len(),
                     message.source()
                 )));
@@ -246,7 +246,7 @@ fn count(received: &mut [u64], message: &Message) -> io::Result<()> {
             Ok(())
         }
         None => Err(broken(format!(
-            "a message came from {source}, which is not an outbox"
+            "a message arrived from {source}, which is not an outbox"
         ))),
     }
 }

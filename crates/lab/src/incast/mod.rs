@@ -56,7 +56,7 @@ pub(crate) struct IncastArgs {
     senders: u32,
 }
 
-/// Measures and prints. False if a measurement failed.
+/// Runs the measurements and prints the results. False if a measurement failed.
 pub(crate) fn execute(args: &IncastArgs, output: &mut Output<'_>) -> Result<bool, Box<dyn Error>> {
     output.wide = args.options.wide;
     let setup = args.options.setup(On::Auto);
@@ -95,11 +95,11 @@ struct IncastRow {
     senders: u32,
     rate_mbit: u64,
     queue_bytes: u32,
-    /// Without the first burst of each turn.
+    /// Number of bursts, without the first of each turn.
     bursts: u64,
     /// Counted by the switch, without the first burst of each turn.
     lost_packets: u64,
-    /// In the first bursts of all turns.
+    /// Packets lost in the first bursts of all turns.
     first_lost_packets: u64,
     /// Minimum time of the link for all messages divided by their actual time: mean of a turn.
     efficiency: f64,
@@ -177,7 +177,7 @@ impl Turn {
     }
 }
 
-/// Measures and prints; false if a measurement failed.
+/// Runs the measurements and prints the results; false if a measurement failed.
 fn measure(
     plan: &IncastPlan,
     cores: Cores,

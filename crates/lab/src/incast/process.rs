@@ -132,7 +132,7 @@ fn receive_by_tcp(job: &IncastJob) -> io::Result<()> {
         let mut read_ns = Vec::new();
         for _ in 0..go.messages {
             let done = read.recv_timeout(2 * GIVE_UP);
-            let (ns, number) = done.map_err(|_| broken("no message came".to_owned()))??;
+            let (ns, number) = done.map_err(|_| broken("no message arrived".to_owned()))??;
             if number != go.number {
                 return Err(wrong(go.number, number));
             }
@@ -157,6 +157,6 @@ fn check(message: &[u8], job: &IncastJob, number: u8) -> io::Result<()> {
 
 fn wrong(expected: u8, found: u8) -> io::Error {
     broken(format!(
-        "a message of burst {found} came in burst {expected}, or one of another length"
+        "a message of burst {found} arrived in burst {expected}, or its length is wrong"
     ))
 }

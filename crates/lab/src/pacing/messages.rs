@@ -31,7 +31,7 @@ fn trip_ns(cluster: &mut Cluster, bytes: usize) -> f64 {
 /// Returns the result of a calibration on the simulated network.
 fn calibrated(setup: &Setup) -> PointToPoint {
     let mut cluster = Cluster::new(setup);
-    // Receivers must first learn the capacity of their links.
+    // Receivers must first measure the capacity of their links.
     trip_ns(&mut cluster, 4 << 20);
     let mut samples = Vec::new();
     for bytes in SHORT_BYTES.into_iter().chain(LONG_BYTES) {

@@ -25,7 +25,7 @@ use crate::cluster::{Carrier, Cluster, Exchange, PIECE_BYTES, Relation, Setup, i
 const SLOT_BYTES: usize = 16 << 10;
 /// Factor by which a slot is longer than its bytes need, for clock drift and acknowledgements.
 const SLACK: f64 = 1.03;
-/// Supersteps that are not counted, in which receivers learn the capacity of their links.
+/// Supersteps that are not counted, in which receivers measure the capacity of their links.
 const LEARNING: usize = 2;
 const SEED: u64 = 1;
 /// Ethernet at 10 Mbit/s on a cable of 2.5 km with four repeaters.

@@ -84,14 +84,12 @@ impl Peer {
         Peer::ALL.into_iter().map(|(peer, _)| peer)
     }
 
-    /// Returns the peer with this name.
     pub(crate) fn named(name: &str) -> Option<Peer> {
         let mut all = Peer::ALL.into_iter();
         all.find(|(_, external)| external.name == name)
             .map(|(peer, _)| peer)
     }
 
-    /// Returns the peer that a subject is.
     pub(crate) fn of(subject: Subject) -> Option<Peer> {
         match subject {
             Subject::External(external) => Peer::named(external.name),
@@ -297,7 +295,7 @@ impl Externals for Installed {
     }
 }
 
-/// Measures and prints. False if a measurement failed.
+/// Runs the measurements and prints the results. False if a measurement failed.
 pub(crate) fn execute(args: &PeersArgs, output: &mut Output<'_>) -> Result<bool, Box<dyn Error>> {
     output.wide = args.setup.is_wide();
     let setup = args.setup.setup();

@@ -55,7 +55,7 @@ pub(super) fn fi_pingpong(text: &str) -> Option<Outcome> {
     let mean_us: f64 = lines.next()?.split_whitespace().nth(column)?.parse().ok()?;
     Some(Outcome {
         one_way: Some(only(mean_us * NS_PER_US)),
-        remarks: vec!["fi_pingpong tells the mean, not the median".to_owned()],
+        remarks: vec!["fi_pingpong reports the mean, not the median".to_owned()],
         ..Outcome::default()
     })
 }

@@ -275,7 +275,7 @@ impl Scene<'_> {
         let (text, cpu_ns) = self.both(side(Role::Follow), side(Role::Lead), meeting)?;
         let outcome = self.understood(output::fi_pingpong(&text), &text)?;
         Ok(Counted {
-            // This is a mean.
+            // The value is a mean, not a median.
             each_ns: outcome.one_way.map_or(0.0, |one_way| 2.0 * one_way.p50_ns),
             outcome,
             cpu_ns,

@@ -63,7 +63,7 @@ pub(crate) struct VarianceArgs {
     html: Option<PathBuf>,
 }
 
-/// Measures and prints. False if a measurement failed.
+/// Runs the measurements and prints the results. False if a measurement failed.
 pub(crate) fn execute(
     args: &VarianceArgs,
     output: &mut Output<'_>,
@@ -174,7 +174,7 @@ struct VarianceRow {
     lost: Option<u64>,
     simulated_s: Option<f64>,
     peak_bytes: Option<u64>,
-    /// g of each superstep.
+    /// Measured g of each superstep.
     g_ns_per_byte: Vec<f64>,
 }
 

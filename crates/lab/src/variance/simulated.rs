@@ -8,7 +8,7 @@ use crate::pacing;
 use dipole_bench::machine;
 use dipole_bench::statistics::as_float;
 
-/// Supersteps that are not counted, in which receivers learn the capacity of their links.
+/// Supersteps that are not counted, in which receivers measure the capacity of their links.
 const LEARNING: usize = 2;
 /// Bytes per slot of a switch, and the factor by which it is longer than they need.
 const SLOT_BYTES: usize = 16 << 10;

@@ -141,6 +141,7 @@ pub struct Sender<W> {
 }
 
 impl<W: Write> Sender<W> {
+    /// Returns the underlying stream.
     pub fn stream(&self) -> &W {
         &self.to
     }

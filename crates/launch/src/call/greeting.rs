@@ -65,7 +65,7 @@ impl Greeting {
         Greeting(bytes)
     }
 
-    /// Its bytes on the wire.
+    /// Returns the encoded greeting.
     pub fn bytes(&self) -> &[u8; GREETING_BYTES] {
         &self.0
     }
@@ -75,7 +75,7 @@ impl Greeting {
         *self == Greeting::busy()
     }
 
-    /// Checks that the agent accepts calls; the error says why not.
+    /// Checks that the agent accepts calls; the error contains the reason if not.
     pub fn check(&self) -> Result<(), String> {
         if self.0[..8] != MAGIC {
             return Err("another program than an agent of Dipole listens there".to_owned());

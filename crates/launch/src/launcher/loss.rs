@@ -17,7 +17,7 @@ pub(crate) enum OnLoss {
     End,
     /// Let the others continue
     Continue,
-    /// Let the others continue, and start the rank again on its host as soon as that answers
+    /// Let the others continue, and start the rank again on its host as soon as the host replies
     Restart,
 }
 

@@ -223,7 +223,7 @@ impl<L: Link> Fault<L> {
         if self.held.is_empty() && self.ready.is_empty() {
             return Ok(());
         }
-        // By due time; equal times in arrival order.
+        // Sort by due time; frames with equal times stay in arrival order.
         let start = self.ready.len();
         let due = self.held.extract_if(.., |held| held.due_ns <= now_ns);
         self.ready.extend(due);

@@ -40,7 +40,7 @@ pub(super) enum ControlMessage {
 #[derive(Debug)]
 pub(super) enum ReceivedControl {
     Nothing,
-    /// A message with the descriptors that came with it.
+    /// A message with its descriptors.
     Message(ControlMessage, Vec<OwnedFd>),
     /// Bytes that are not a valid message.
     Malformed,

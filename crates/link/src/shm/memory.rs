@@ -120,7 +120,7 @@ pub(super) struct Mapped {
     _segment: Arc<Segment>,
 }
 
-// SAFETY: the addresses lie in the segment, which is kept alive, and are accessed only by
+// SAFETY: the addresses are in the segment, which is kept alive, and are accessed only by
 // atomics and raw copies.
 unsafe impl Send for Mapped {}
 

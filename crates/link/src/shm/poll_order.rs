@@ -1,4 +1,4 @@
-//! Which connections of a hub a poll checks: recently active ones each time, the others in turn.
+//! Selects the connections that a poll checks: recently active ones each time, the others in turn.
 
 /// Inactive connections polled per round.
 const OTHERS_PER_ROUND: usize = 8;

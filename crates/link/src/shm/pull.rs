@@ -61,7 +61,7 @@ impl OwnProbe {
         fence(Ordering::SeqCst);
     }
 
-    /// Makes reads succeed again.
+    /// Makes reads by peers succeed again.
     pub fn restore(&self) {
         self.word.store(self.number, Ordering::Release);
     }
@@ -72,7 +72,7 @@ impl OwnProbe {
 /// call reads both from the same process. With an empty `into` only the probe is checked.
 ///
 /// # Errors
-/// The kernel's, if the process is gone or the memory is not mapped; `NotConnected` if the probe
+/// The error that the kernel returns, if the process is gone or the memory is not mapped; `NotConnected` if the probe
 /// does not match.
 pub fn pull(pid: i32, probe: Probe, address: u64, into: &mut [u8]) -> io::Result<()> {
     let mut from = address;
@@ -99,19 +99,19 @@ pub struct PullRange {
     pub length: usize,
 }
 
-/// Maximum ranges per system call, besides the probe (`IOV_MAX`).
+/// Maximum ranges per system call, not counting the probe (`IOV_MAX`).
 pub const MAX_RANGES_PER_CALL: usize = 1023;
 
 /// Reads many ranges in as few calls as possible; otherwise like [`pull`].
 ///
 /// # Errors
-/// Those of [`pull`].
+/// The errors of [`pull`].
 ///
 /// # Safety
 /// Each `into` is writable for its length, not accessed meanwhile, and does not overlap others.
 pub unsafe fn pull_ranges(pid: i32, probe: Probe, ranges: &[PullRange]) -> io::Result<()> {
     for some in ranges.chunks(MAX_RANGES_PER_CALL) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees this.
         unsafe { fetch(pid, probe, some) }?;
     }
     Ok(())
@@ -130,7 +130,7 @@ fn pull_part(pid: i32, probe: Probe, address: u64, into: &mut [u8]) -> io::Resul
 /// Reads ranges and the probe with one system call.
 ///
 /// # Safety
-/// As for [`pull_ranges`]; at most [`MAX_RANGES_PER_CALL`] ranges.
+/// The requirements of [`pull_ranges`]; at most [`MAX_RANGES_PER_CALL`] ranges.
 unsafe fn fetch(pid: i32, probe: Probe, ranges: &[PullRange]) -> io::Result<()> {
     let mut found = [0; PROBE_BYTES];
     let slice = |base: *mut u8, length| libc::iovec {
@@ -232,7 +232,7 @@ mod tests {
                 length: 1,
             })
             .collect();
-        // SAFETY: all lie in `into`, ten bytes apart.
+        // SAFETY: all are in `into`, ten bytes apart.
         unsafe { pull_ranges(own(), probe, &ranges) }.expect("own memory");
         for (at, found) in into.iter().enumerate() {
             let wanted = if at % 10 == 0 { bytes[39_990 - at] } else { 0 };

@@ -111,7 +111,7 @@ pub(super) struct Producer<M = Mapped> {
     wide_freed: u64,
     /// Positions of the areas after each slot.
     ends: Box<[(u64, u64)]>,
-    /// The consumer has been asked for a wake-up.
+    /// The consumer must send a wake-up when there is room.
     wanted: bool,
     /// It has returned something since then, which has not been reported.
     room_available: bool,
@@ -356,7 +356,7 @@ impl<'a> Payload<'a> {
     #[inline]
     pub fn copy_to(&self, into: &mut [u8]) {
         assert_eq!(into.len(), self.length, "as long as the payload");
-        // SAFETY: `length` bytes at `place` lie in the ring (checked when the record was taken)
+        // SAFETY: `length` bytes at `place` are in the ring (checked when the record was taken)
         // and stay until the borrow ends; `into` is private memory of this process. A hostile
         // producer may write meanwhile; then the copy holds whatever it wrote.
         unsafe { ptr::copy_nonoverlapping(self.place.as_ptr(), into.as_mut_ptr(), self.length) };

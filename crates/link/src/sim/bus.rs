@@ -163,7 +163,7 @@ impl<F> Bus<F> {
         }
     }
 
-    /// Ends the contention slot: one sender goes on, several collide.
+    /// Ends the contention slot: a single sender continues, several collide.
     fn resolve_contention(
         &mut self,
         begun_ns: u64,

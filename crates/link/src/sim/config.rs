@@ -26,7 +26,7 @@ pub struct PathConfig {
     pub jitter_ns: u64,
     /// Probability that a frame is lost.
     pub loss: f64,
-    /// Burst loss, in addition.
+    /// Losses in bursts, in addition to random losses.
     pub bursts: Bursts,
     /// Probability that a frame arrives twice.
     pub duplicate: f64,

@@ -82,7 +82,7 @@ pub(super) struct State {
     now_ns: u64,
     next_number: u64,
     next_port: u64,
-    /// By time; equal times in sending order.
+    /// Events by time; those with equal times are in sending order.
     events: BTreeMap<(u64, u64), Event>,
     sockets: FxHashMap<SocketAddr, Socket>,
     /// Sockets that frames have reached since the last query, each once.

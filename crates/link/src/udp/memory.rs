@@ -43,7 +43,7 @@ impl<T> Array<T> {
 
 impl<T> Drop for Array<T> {
     fn drop(&mut self) {
-        // SAFETY: the pointer came from `Box::into_raw` and is dropped once.
+        // SAFETY: the pointer is from `Box::into_raw` and is dropped once.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -98,7 +98,7 @@ impl Name {
     pub(super) const BYTES: libc::socklen_t = socklen_of::<Name>();
 
     pub(super) fn zeroed() -> Name {
-        // SAFETY: plain integers, for which zero is valid.
+        // SAFETY: the fields are integers, for which zero is valid.
         Name(unsafe { std::mem::zeroed() })
     }
 

@@ -164,7 +164,7 @@ struct BulkPort {
 struct Joining {
     /// Cleared permanently if the kernel or the interface cannot split messages.
     is_on: bool,
-    /// Also for small frames.
+    /// True if it is also used for small frames.
     small: bool,
 }
 

@@ -250,7 +250,7 @@ fn is_full(error: Errno) -> bool {
 const CONTROL_BYTES: usize =
     (size_of::<libc::cmsghdr>() + size_of::<u16>()).next_multiple_of(align_of::<libc::cmsghdr>());
 
-/// A control message that asks the kernel to split a message into segments of this size.
+/// A control message that makes the kernel split a message into segments of this size.
 fn segment_control(segment: usize) -> Control {
     const HEADER: usize = size_of::<libc::cmsghdr>();
     let mut control = Control([0; 64]);

@@ -163,7 +163,7 @@ impl Side {
         }
     }
 
-    /// The same without sleeping, for a side whose bell does not work.
+    /// Waits without sleeping, for a side whose bell does not work.
     pub(crate) fn wait_awake<R>(
         &mut self,
         what: &str,

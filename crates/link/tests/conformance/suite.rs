@@ -237,7 +237,7 @@ pub(crate) fn frames_in_two_parts_arrive_as_one(make: Make) {
                     payload: &bytes[*cut..],
                 })
                 .collect();
-            // As a run, and one by one.
+            // Send them as a run, and one by one.
             world.send(&batch);
             for frame in &batch {
                 world.send(std::slice::from_ref(frame));

@@ -177,7 +177,7 @@ fn dipole_wins_over_mpirun_and_mpirun_over_slurm() {
     assert!(launched(&lookup(&[&SLURM, &all])).unwrap().is_none());
     let job = read(&[&SLURM, &OPEN_MPI]).unwrap().job;
     assert_eq!((job.rank, job.size), (1, 4));
-    // Slurm speaks PMI to MPI programs: its tasks are its own.
+    // Slurm offers PMI to MPI programs: its tasks are not jobs of Dipole.
     let pmi = [("PMI_RANK", "5"), ("PMI_SIZE", "7"), ("PMIX_RANK", "5")];
     assert_eq!(read(&[&SLURM, &pmi]).unwrap().job.id, (42 << 32) | 3);
 }

@@ -24,13 +24,13 @@ pub struct Announcement {
     pub incarnation: u64,
     /// Running time in milliseconds by its own clock.
     pub age_ms: u64,
-    /// If not 0: tells the agent with this incarnation that its node number is already taken.
+    /// If not 0: informs the agent with this incarnation that its node number is already taken.
     pub taken: u64,
     /// Description of the node.
     pub facts: NodeFacts,
 }
 
-/// Properties of a node that its agent publishes, besides its number.
+/// Properties of a node that its agent publishes along with its number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeFacts {
     /// UDP port of the node's directory.

@@ -169,7 +169,7 @@ fn run(service: &Service, lock: &File, path: &Path) {
 enum Next {
     /// Serve again, perhaps at another address.
     Again,
-    /// Let the agent serve.
+    /// Stop serving, so that the agent can.
     Yield,
     /// Stop: the last user has gone.
     End,
@@ -252,7 +252,7 @@ fn serve(service: &Service, warning: &mut WarningInterval) -> Next {
                 services.remove(&service.key);
                 return Next::End;
             }
-            // A user came back in the meantime, perhaps with another address.
+            // A user returned in the meantime, perhaps with another address.
             return Next::Again;
         }
         for (socket, responder) in &sockets {

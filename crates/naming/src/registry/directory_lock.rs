@@ -71,7 +71,7 @@ fn taken(pid: Option<u32>) -> String {
 pub struct DirectoryLock {
     sockets: Vec<(UdpSocket, Responder)>,
     refused: AtomicU64,
-    /// Of the agent, then of the directory.
+    /// Locks of the agent and of the directory, in this order.
     _locks: [File; 2],
 }
 

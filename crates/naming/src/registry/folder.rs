@@ -122,7 +122,7 @@ pub(super) fn lock(folder: &Path) -> Result<Guard, RegistryError> {
     }
 }
 
-/// Takes or releases a lock, again after signals.
+/// Takes or releases a lock; retries after signals.
 pub(super) fn flock(file: &File, operation: FlockOperation) -> io::Result<()> {
     loop {
         match rustix::fs::flock(file, operation) {

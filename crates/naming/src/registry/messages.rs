@@ -15,13 +15,13 @@ pub const QUERY_BYTES: usize = 100;
 /// A query of a node's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Query {
-    /// Where is this endpoint?
+    /// Requests the location of an endpoint.
     Lookup(EndpointId),
     /// Does the process with this incarnation run?
     Liveness(u64),
-    /// Which node is this? The reply is as long as the query.
+    /// Requests the node id. The reply is as long as the query.
     Probe,
-    /// Asks the serving process to make room for the node's agent. It has no reply.
+    /// Requests the serving process to make room for the node's agent. It has no reply.
     Yield,
 }
 
@@ -72,9 +72,9 @@ pub struct Presence {
 pub struct ProbeLength(usize);
 
 impl ProbeLength {
-    /// As long as any query.
+    /// Length of a query.
     pub const SHORTEST: ProbeLength = ProbeLength(QUERY_BYTES);
-    /// As long as the longest frame of a link.
+    /// Length of the longest frame of a link.
     pub const LONGEST: ProbeLength = ProbeLength(dipole_link::udp::MAX_FRAME_BYTES);
 
     /// The closest valid length.

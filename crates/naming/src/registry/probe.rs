@@ -65,7 +65,7 @@ impl Prober {
     /// The source address of packets.
     ///
     /// # Errors
-    /// From the kernel.
+    /// The error that the kernel returns.
     pub fn source(&self) -> io::Result<IpAddr> {
         Ok(self.socket.local_addr()?.ip())
     }
@@ -73,7 +73,7 @@ impl Prober {
     /// The path MTU in bytes, as far as the kernel knows.
     ///
     /// # Errors
-    /// From the kernel.
+    /// The error that the kernel returns.
     pub fn path_mtu_bytes(&self) -> io::Result<usize> {
         let mtu = match self.socket.local_addr()? {
             SocketAddr::V4(_) => sockopt::ip_mtu(&self.socket)?,
@@ -91,7 +91,7 @@ impl Prober {
     /// From now on waits for replies without sleeping, and busy-polls the receive queue if `polls`.
     ///
     /// # Errors
-    /// From the kernel.
+    /// The error that the kernel returns.
     pub fn spin(&self, polls: bool) -> io::Result<()> {
         self.socket.set_nonblocking(true)?;
         if !polls {

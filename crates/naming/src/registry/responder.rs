@@ -11,7 +11,7 @@ use super::probe::forbid_fragments;
 use crate::address::EndpointId;
 use crate::envelope::{EnvelopeError, Header, Message};
 
-/// Replies for a node.
+/// Replies to queries about a node.
 #[derive(Debug)]
 pub(super) struct Responder {
     registry: Registry,

@@ -25,7 +25,7 @@ impl Edge {
     /// arrives after them.
     ///
     /// # Errors
-    /// Those of [`send`](Self::send).
+    /// The errors of [`send`](Self::send).
     ///
     /// # Source
     /// One-sided transfers of Nectar §2.1; the regions of active ports, GAMMA §2.
@@ -37,7 +37,7 @@ impl Edge {
     /// earlier on this edge are there: its endpoint receives a [notice](crate::Message::notice).
     ///
     /// # Errors
-    /// Those of [`put`](Self::put).
+    /// The errors of [`put`](Self::put).
     pub fn put_notify(
         &self,
         key: RegionKey,
@@ -52,7 +52,7 @@ impl Edge {
     /// as in [`send_timeout`](Self::send_timeout).
     ///
     /// # Errors
-    /// [`SendError::TimedOut`] and those of [`put`](Self::put).
+    /// [`SendError::TimedOut`] and the errors of [`put`](Self::put).
     pub fn put_timeout(
         &self,
         key: RegionKey,
@@ -68,7 +68,7 @@ impl Edge {
     /// as in [`try_send`](Self::try_send).
     ///
     /// # Errors
-    /// [`SendError::Full`] and those of [`put`](Self::put).
+    /// [`SendError::Full`] and the errors of [`put`](Self::put).
     pub fn try_put(
         &self,
         key: RegionKey,
@@ -115,7 +115,7 @@ impl Edge {
     /// visible.
     ///
     /// # Errors
-    /// [`SendError::OperationFailed`], [`SendError::TimedOut`] and those of [`send`](Self::send). On
+    /// [`SendError::OperationFailed`], [`SendError::TimedOut`] and the errors of [`send`](Self::send). On
     /// error, `into` may be partly overwritten.
     pub fn get(
         &self,
@@ -164,7 +164,7 @@ impl Edge {
     /// the previous value.
     ///
     /// # Errors
-    /// [`SendError::OperationFailed`] and those of [`send`](Self::send): it was not executed.
+    /// [`SendError::OperationFailed`] and the errors of [`send`](Self::send): it was not executed.
     /// [`SendError::TimedOut`], [`SendError::PeerGone`]: it may have been, or may still be.
     pub fn fetch_add(
         &self,
@@ -182,7 +182,7 @@ impl Edge {
     /// `expected`; returns the previous value.
     ///
     /// # Errors
-    /// Those of [`fetch_add`](Self::fetch_add).
+    /// The errors of [`fetch_add`](Self::fetch_add).
     pub fn compare_swap(
         &self,
         key: RegionKey,

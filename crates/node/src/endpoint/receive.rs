@@ -117,7 +117,7 @@ impl Endpoint {
     /// that may be shared.
     ///
     /// # Errors
-    /// Those of `receive_into_timeout`.
+    /// The errors of `receive_into_timeout`.
     pub fn receive_to_region(
         &self,
         memory: &RegionMemory,
@@ -180,7 +180,7 @@ impl Endpoint {
     /// cheaper than taking them one by one. Returns their number, which is 0 only if `limit` is.
     ///
     /// # Errors
-    /// Those of [`receive`](Self::receive); nothing was taken.
+    /// The errors of [`receive`](Self::receive); nothing was taken.
     pub fn receive_many(
         &self,
         messages: &mut impl Extend<Message>,

@@ -1,4 +1,4 @@
-//! Which links a process has opened, and why not faster ones.
+//! Records the links that a process has opened, and the reasons why not faster ones.
 
 use std::net::IpAddr;
 

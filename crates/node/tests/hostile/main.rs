@@ -30,7 +30,7 @@ const VICTIM: u32 = 7;
 const ATTACKER: u32 = 5;
 const BYTES: usize = 4096;
 const ENDS: Ends = (ATTACKER, VICTIM);
-/// Both ends of the edges that carry answers.
+/// Endpoints of the edges that carry answers.
 const ANSWERS: Ends = (u32::MAX, u32::MAX);
 const GUARD: u8 = 0xA5;
 
@@ -479,10 +479,10 @@ fn answers(asked: &Operation, attacker: &mut dyn Carrier, how: usize) {
         is_first,
     };
     match how {
-        // Too long, too short.
+        // Answers that are too long or too short.
         0 => attacker.whole(ANSWERS, bytes, &[1; 1200]),
         1 => attacker.whole(ANSWERS, bytes, &[1; 10]),
-        // To another request, then to this one twice.
+        // An answer to another request, then two to this one.
         2 => {
             for id in [asked.id + 1, asked.id, asked.id, 0, u32::MAX] {
                 attacker.whole(ANSWERS, answer(id).to_bytes(), &[1; 1000]);
@@ -495,7 +495,7 @@ fn answers(asked: &Operation, attacker: &mut dyn Carrier, how: usize) {
             ANSWERS,
             &[piece(0, 1000, true), piece(u64::MAX - 9, 1000, false)],
         ),
-        // On an edge without a request.
+        // An answer on an edge without a request.
         6 => attacker.whole(ENDS, bytes, &[1; 1200]),
         _ => attacker.pieces(ENDS, &[piece(0, 1 << 30, true), piece(600, 1 << 30, false)]),
     }

@@ -44,7 +44,7 @@ impl Inlet {
 }
 
 impl World {
-    /// Tells the flows of a node which peers are gone.
+    /// Informs the flows of a node which peers are gone.
     pub fn departures(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
         for gone in process.engine.take_departures() {
             let Departure { node, reason, .. } = gone;
@@ -277,7 +277,7 @@ impl World {
         Ok(())
     }
 
-    /// The same for a reader that takes all messages, some of them in place.
+    /// Checks the messages of a reader that takes all, some of them in place.
     fn read_in_place(
         &mut self,
         index: usize,

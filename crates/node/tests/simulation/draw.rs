@@ -64,7 +64,7 @@ impl Draw {
         drawn.clamp(low, high)
     }
 
-    /// A probability, or zero.
+    /// Draws a probability up to `most`, or 0.
     pub fn share(&mut self, percent: u32, most: f64) -> f64 {
         if self.chance(percent) {
             most * self.0.random::<f64>()
@@ -236,7 +236,7 @@ fn keys(seed: u64, count: usize) -> Vec<ClusterKey> {
     keys.collect()
 }
 
-/// Which process of the cluster runs on which node, and the properties of shared memory. Half of
+/// Draws the node of each process, and the properties of shared memory. Half of
 /// the clusters have one process per node.
 fn places(draw: &mut Draw, processes: usize) -> (Vec<Place>, SharedMemoryConfig) {
     let mut places = vec![Place::default()];
@@ -444,7 +444,7 @@ fn config(
     // The reserve holds the longest pooled message and the packet in which it begins.
     let longest = edge_window_bytes.min(LONGEST_BYTES as u64 + 64);
     let reserve = longest + costliest_packet(packet_bytes);
-    // What idle receivers may hold initially, and as much again for the others.
+    // Initial credit of idle receivers, and as much again for the others.
     let held = if idle || draw.chance(70) {
         2 * incoming * initial
     } else {

@@ -40,7 +40,7 @@ struct Stream {
     unreliable_seen: BTreeSet<u32>,
 }
 
-/// Both ends of a stream.
+/// Sender and receiver of a stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends {
     pub from: Life,

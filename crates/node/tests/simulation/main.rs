@@ -226,7 +226,7 @@ fn every_kind_of_fault_and_drop_reason_occurs() {
         "dropped violation",
         // No node has so many processes.
         "memory full",
-        // Nor so many edges.
+        // The simulated processes do not open this many edges.
         "dropped edges-full",
         // No process changes packets, or uses the key with another setting.
         "dropped forged",

@@ -68,7 +68,7 @@ enum What {
     Put,
     Get(Option<Put>),
     Add,
-    /// It must be refused.
+    /// The operation must be refused.
     Wrong(Outcome),
 }
 
@@ -105,7 +105,7 @@ pub struct By<'a> {
     pub now: Instant,
 }
 
-/// Mostly a short length.
+/// Draws a length, which is short in most cases.
 fn draw_length(dice: &mut ChaCha8Rng) -> usize {
     let length = dice.random_range(0..=SLOT_BYTES);
     match dice.random_range(0..3) {

@@ -27,7 +27,7 @@ pub struct Scenario {
     pub memory: SharedMemoryConfig,
     pub nodes: Vec<NodePlan>,
     pub flows: Vec<FlowPlan>,
-    /// In order of time.
+    /// Faults in order of time.
     pub faults: Vec<(u64, Fault)>,
     /// There are no faults after this time.
     pub calm_at_ns: u64,
@@ -95,7 +95,7 @@ pub struct EndpointPlan {
 pub enum Reader {
     /// It reads each message immediately.
     Eager,
-    /// One message per interval.
+    /// It reads one message per interval.
     Slow { every_ns: u64 },
     /// Only after all others have finished.
     Never,
@@ -195,7 +195,7 @@ pub enum Fault {
     Withdraw { node: usize },
 }
 
-/// What rejects long packets.
+/// The part of the network that rejects long packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Narrow {
     Interfaces,

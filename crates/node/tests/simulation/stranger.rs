@@ -29,7 +29,7 @@ impl Stranger {
             node: scenario.nodes.len(),
             rank: 0,
         };
-        // On a network that never fails.
+        // The stranger uses a network without faults.
         let lost = scenario.lost_network.map(|(_, lost)| lost);
         let home = u8::from(lost == Some(0));
         let addresses = [Class::Small, Class::Bulk].map(|class| address(place, class, home));

@@ -7,7 +7,7 @@ use std::hash::{Hash, Hasher};
 use dipole_node::GoneReason;
 use rustc_hash::FxHasher;
 
-/// Events in a report.
+/// Number of latest events in a report.
 const KEPT: usize = 60;
 
 /// Kind of a traced event.
@@ -98,7 +98,7 @@ impl Trace {
         self.last.push_back(note);
     }
 
-    /// Equal for equal runs.
+    /// Hash of all events; equal runs have equal hashes.
     pub fn hash(&self) -> u64 {
         self.hasher.finish()
     }

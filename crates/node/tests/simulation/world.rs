@@ -80,7 +80,7 @@ pub struct Node {
     paused_until_ns: u64,
     /// Its application makes no calls.
     pub is_stuck: bool,
-    /// Busy until this time.
+    /// Time until which the process is busy.
     free_at_ns: u64,
     /// When its application must be called.
     pub app_at_ns: u64,

@@ -275,7 +275,7 @@ pub(crate) fn steal(folder: &Path) {
     );
 }
 
-/// Asks the process that answers for node 1 to make way.
+/// Requests the process that serves node 1's directory to release it.
 pub(crate) fn ask_to_yield(address: SocketAddr) {
     let socket = UdpSocket::bind((address.ip(), 0)).expect("a port");
     let header = Header {

@@ -124,7 +124,6 @@ impl EdgeIn {
         }
     }
 
-    /// Its endpoints and life.
     #[inline]
     pub(crate) fn key(&self) -> EdgeKey {
         self.key

@@ -53,9 +53,9 @@ pub(crate) enum Notice {
 pub(crate) enum Urgency {
     /// There is nothing new to send.
     None,
-    /// With the next packets, or after `ack_delay_ns`.
+    /// Send it with the next packets, or after `ack_delay_ns`.
     Soon,
-    /// At once, because the peer is waiting.
+    /// Send it immediately, because the peer is waiting.
     Now,
 }
 
@@ -123,11 +123,11 @@ impl MessagePiece {
 pub(crate) enum Placed {
     /// A whole message that is next in order: the caller delivers it.
     Deliver,
-    /// An event says where to store it.
+    /// An event requests a place for it.
     Held,
     /// No endpoint accepts it.
     Discarded,
-    /// It contradicts earlier pieces.
+    /// The piece contradicts earlier ones.
     Violation,
 }
 
@@ -218,7 +218,7 @@ impl Channel {
         )
     }
 
-    /// The peer is about to learn of an outgoing edge.
+    /// Called before an outgoing edge is announced to the peer.
     pub(crate) fn set_introduced(&mut self, edge: EdgeId) {
         if let Some(out) = self.out_mut(edge) {
             out.set_known();

@@ -33,7 +33,7 @@ pub(crate) struct EdgeOut {
     refused: Option<RefusedReason>,
 }
 
-/// What must be done after a handle was closed.
+/// Action required after a handle was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closed {
     /// Nothing: other handles are open, or the edge has ended already.
@@ -60,7 +60,6 @@ impl EdgeOut {
         }
     }
 
-    /// Its endpoints and life.
     pub(crate) fn key(&self) -> EdgeKey {
         self.key
     }
@@ -129,7 +128,7 @@ impl EdgeOut {
         self.is_known
     }
 
-    /// The peer is about to learn of this edge.
+    /// Called before this edge is announced to the peer.
     pub(crate) fn set_known(&mut self) {
         self.is_known = true;
     }

@@ -42,7 +42,7 @@ impl Peer {
     }
 }
 
-/// See the module. Positions are reused, ids are not.
+/// Peers by position. Positions are reused, ids are not.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PeerTable {
     slots: Vec<Option<Peer>>,

@@ -11,7 +11,7 @@ use crate::time::Instant;
 use crate::wire::{Greeting, OPERATION_BYTES, PipeKind, PipeRecord, PipeTag};
 
 impl Machine {
-    /// What this process sends when a pipe opens.
+    /// Returns the greeting that this process sends when a pipe opens.
     #[must_use]
     pub fn greeting(&self) -> Greeting {
         Greeting {
@@ -52,7 +52,7 @@ impl Machine {
     /// may do so at once, and false if queued records must go first.
     ///
     /// # Errors
-    /// Those of [`begin`](Self::begin).
+    /// The errors of [`begin`](Self::begin).
     #[inline]
     pub fn begin_whole(&mut self, edge: EdgeId, total: u64) -> Result<bool, BeginError> {
         let pipe = self.peers.pipe_mut(edge.peer).ok_or(BeginError::Gone)?;

@@ -14,7 +14,7 @@ const MAX_ASKED: usize = 64;
 /// The search for dead peers among those that are idle.
 #[derive(Clone, Debug)]
 pub(super) struct RoomSearch {
-    /// Idle peers that were last asked for a sign of life.
+    /// Idle peers that were last probed.
     asked: Vec<PeerId>,
     /// Earliest time of the next search after one in which all peers replied.
     next_at: Instant,
@@ -33,7 +33,7 @@ impl Default for RoomSearch {
 }
 
 impl Machine {
-    /// Called when the table of peers is full. Returns true if idle peers have been asked for a
+    /// Called when the table of peers is full. Returns true if idle peers have been probed for a
     /// sign of life, so that there may be room soon. It visits all peers, but seldom: again only
     /// after one has turned out to be dead, or `peer_timeout_ns` after all have replied.
     pub(super) fn make_room(&mut self, now: Instant) -> bool {
@@ -68,7 +68,7 @@ impl Machine {
         !self.room.asked.is_empty()
     }
 
-    /// Reports, at most once a second, that a process was refused for lack of room.
+    /// Reports, at most once a second, that a process was refused because the table is full.
     pub(super) fn report_full(&mut self, from: Address, now: Instant) {
         if now >= self.room.next_report_at {
             self.room.next_report_at = now.after(SECOND);

@@ -56,7 +56,7 @@ impl ControlLane {
         &self.seen
     }
 
-    /// What matters relative to the numbers seen, for [`View`](crate::View).
+    /// State relative to the numbers seen, for [`View`](crate::View).
     pub(super) fn hash_rest(&self, hasher: &mut impl core::hash::Hasher) {
         use core::hash::Hash;
         let from = match self.credit_requests_from {

@@ -49,7 +49,7 @@ impl Session {
     }
 
     /// Selects a lane for a packet that is never acknowledged, so that its loss on a dead interface
-    /// goes unnoticed. Replies go to where the newest packet came from. Requests without an answer
+    /// goes unnoticed. Replies go to the source of the newest packet. Requests without an answer
     /// try all interfaces in turn.
     pub(super) fn pick_control_lane(&mut self, kind: Kind) -> usize {
         let may_go = self.paths.unproven_left() >= MIN_UNPROVEN_BYTES;

@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::time::Instant;
 
-/// See the module. A peer that owes a reply and sends nothing is first suspected, then dead.
+/// Liveness of one peer. A peer that owes a reply and sends nothing is first suspected, then dead.
 #[derive(Clone, Debug)]
 pub(crate) struct Liveness {
     /// Since when the peer has owed a reply; `None` while it owes none.
@@ -14,7 +14,7 @@ pub(crate) struct Liveness {
     keepalive_at: Instant,
     /// When an idle peer loses its place to another one, unless it replies.
     evict_at: Instant,
-    /// The application wants to learn soon if the peer dies.
+    /// The application requires early detection of the peer's death.
     is_watched: bool,
 }
 

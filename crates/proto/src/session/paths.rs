@@ -1,4 +1,4 @@
-//! Which addresses of the peer are reachable: probes lanes that have not answered, and answers
+//! Tracks the reachable addresses of the peer: probes lanes that have not answered, and answers
 //! the peer's probes. Spec §5.3.
 //!
 //! Lanes of the addresses that the handshake used are not probed. Others are probed twice after
@@ -73,7 +73,7 @@ pub(super) struct Paths {
     sent_unproven: u64,
     /// Index of the lane on which the next bulk packets leave.
     next_bulk_lane: usize,
-    /// Index of the lane that leads to where the newest packet came from: replies go there.
+    /// Index of the lane to the source of the newest packet; replies use it.
     reply_lane: usize,
 }
 

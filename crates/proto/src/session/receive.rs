@@ -16,7 +16,7 @@ use crate::wire::{
     MessageRun, Packet, Part, Record, operation_bytes,
 };
 
-/// Most units of all sessions that may be reassembled at once, besides the next of each session.
+/// Maximum units of all sessions reassembled at once, not counting the next of each session.
 const MAX_ASSEMBLIES: usize = 256;
 
 /// With more notices queued for a peer, it may not end any more edges.
@@ -91,7 +91,7 @@ impl Session {
             Ok(true) if header.flags.has(Flags::UNIT) => self.schedule_ack(header, now, shared),
             Ok(_) => {}
             Err(DropReason::Duplicate) if header.flags.has(Flags::UNIT) => self.acks.send_now(),
-            // There was no room, but the sender must learn that this process is alive.
+            // There was no room, but the sender must see that this process is alive.
             Err(_) if header.flags.has(Flags::REPEAT) => self.acks.send_now(),
             Err(_) => {}
         }

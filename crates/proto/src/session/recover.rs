@@ -76,7 +76,7 @@ impl Session {
         None
     }
 
-    /// Asks the peer for a sign of life.
+    /// Sends the peer a keepalive that it must answer.
     pub(super) fn send_keepalive(&mut self, now: Instant, shared: &Shared) {
         self.requests.request_ack();
         self.liveness.expect_reply(now);

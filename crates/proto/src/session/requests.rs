@@ -70,7 +70,7 @@ impl Requests {
         self.ack = Backoff::OFF;
     }
 
-    /// The timer has fired.
+    /// Called when the timer of ack requests has fired.
     pub(crate) fn on_ack_timer(&mut self, now: Instant, config: &Config) {
         self.is_ack_due = true;
         self.ack.again(now, config.max_timeout_ns);
@@ -100,7 +100,7 @@ impl Requests {
         }
     }
 
-    /// No edge needs credit.
+    /// Stops the timer when no edge needs credit.
     pub(crate) fn stop_credit(&mut self) {
         self.credit = Backoff::OFF;
     }
@@ -120,7 +120,7 @@ impl Requests {
         self.unanswered
     }
 
-    /// A request was sent.
+    /// Called when a request was sent.
     pub(crate) fn sent(&mut self) {
         self.unanswered += 1;
     }

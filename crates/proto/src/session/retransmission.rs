@@ -1,4 +1,4 @@
-//! When units in flight are retransmitted for lack of news: round-trip estimate and tail timer.
+//! Decides when unacknowledged units are retransmitted: round-trip estimate and tail timer.
 //! Spec §6.1, §6.3.
 
 use crate::backoff::Backoff;
@@ -16,7 +16,7 @@ pub(crate) struct Retransmission {
     arrivals: u64,
     /// Retransmissions that may exceed the pace: the first and last piece of a tail.
     unpaced: u32,
-    /// Those avoid lanes with recent time-outs.
+    /// Unpaced retransmissions avoid lanes with recent time-outs.
     is_detour: bool,
 }
 

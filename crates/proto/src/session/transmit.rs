@@ -55,13 +55,13 @@ pub enum Frame {
 pub struct Transmit {
     /// Destination of the packet.
     pub to: Address,
-    /// Through the bulk port.
+    /// The packet leaves through the bulk port.
     pub bulk: bool,
     /// The frame that contains it.
     pub frame: Frame,
     /// Bytes before the trailer.
     pub length: usize,
-    /// How to seal it.
+    /// Trailer that the packet needs.
     pub seal: Seal,
     /// The session it belongs to, if any. The receiver ignores the source port of such packets.
     pub peer: Option<PeerId>,
@@ -515,7 +515,7 @@ impl Session {
                 end += emit_credit_request(&mut bytes[end..], waiting.key, waiting.request);
             }
         }
-        // Those that did not fit come first next time.
+        // Requests that did not fit come first next time.
         self.channel.credit_requests_sent(sent);
         end
     }

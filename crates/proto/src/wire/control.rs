@@ -16,7 +16,7 @@ pub enum Trailer {
     Crc32c,
     /// A counter, an authentication tag over header and records, and a sum of everything.
     Auth,
-    /// The same with encrypted records.
+    /// Like `Auth`, with encrypted records.
     Encrypt,
 }
 

@@ -72,7 +72,7 @@ pub struct Operation {
     pub wants_answer: bool,
     /// The owner gets a notice with `value` when it is done.
     pub gives_notice: bool,
-    /// Repeated in the answer.
+    /// Number of the operation, repeated in the answer.
     pub id: u32,
     /// Key of the region.
     pub key: u64,

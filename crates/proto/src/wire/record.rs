@@ -64,7 +64,7 @@ impl EdgeKey {
     /// Lives are numbered modulo this.
     pub const LIVES: u8 = 64;
 
-    /// Both endpoints, source first.
+    /// Returns both endpoints, source first.
     #[must_use]
     pub fn ends(self) -> (u32, u32) {
         (self.source, self.target)
@@ -209,7 +209,7 @@ pub enum Record<'a> {
         /// Length of the packet with the probe, including its trailer.
         length: u16,
     },
-    /// Units wait at the sender of this record for lack of grants.
+    /// Units wait at the sender of this record because it has no grants.
     Backlog {
         /// The unit number after the last one that waits.
         end: u32,

@@ -88,7 +88,7 @@ pub struct Host {
     pub home: Address,
     /// The outgoing edge of the newest session.
     pub edge: Option<EdgeId>,
-    /// What the application has sent and read.
+    /// Messages that the application has sent and read.
     pub sent: Vec<Vec<u8>>,
     pub received: Vec<Vec<u8>>,
     /// A session has ended, so messages may be missing.

@@ -45,7 +45,7 @@ pub enum Action {
 pub enum Forgery {
     /// Some bytes are different.
     Overwrite { at: u16, bytes: Vec<u8> },
-    /// It is shorter, and its length says so.
+    /// It is shorter, and its length field is adjusted.
     Shorten { keep: u16 },
     /// Records or part of a body are appended.
     Append { bytes: Vec<u8> },

@@ -23,7 +23,7 @@ pub enum Action {
     Restart(u8),
     /// The link of a host refuses long packets from now on.
     Narrow(u8),
-    /// Before the first step.
+    /// The state before the first step.
     #[default]
     Begin,
 }

@@ -23,7 +23,7 @@ pub trait System: Clone {
     fn normalize(&mut self) -> u128;
     /// Returns the number of packets in flight.
     fn tokens(&self) -> usize;
-    /// Those of them that can be delivered now.
+    /// Returns the number of packets that can be delivered now.
     fn deliverable(&self) -> u8;
     /// Remembers the positions of all packets in flight before a step.
     fn mark_tokens(&mut self);
@@ -62,7 +62,7 @@ pub struct Node {
     depth: u32,
     /// Number of packets in flight.
     pub tokens: u8,
-    /// Those of them that can be delivered now.
+    /// Number of packets that can be delivered now.
     pub deliverable: u8,
     /// Nothing remains to be done.
     pub done: bool,

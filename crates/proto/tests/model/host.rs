@@ -127,7 +127,7 @@ pub struct Host {
     pub progress: Vec<Progress>,
     /// Received and unread, per endpoint: incoming edge and number.
     pub inbox: BTreeMap<u32, VecDeque<(EdgeId, u8)>>,
-    /// Arrived out of order.
+    /// Messages that arrived out of order.
     pub held: BTreeMap<(u32, u64), u8>,
     /// Outgoing edges, by their endpoints.
     pub edges: BTreeMap<(u32, u32), EdgeId>,
@@ -328,7 +328,7 @@ impl Host {
         if self.peer == Some(peer) {
             self.peer = None;
         }
-        // The application starts again.
+        // The application restarts from the beginning.
         self.progress.fill(Progress::default());
         self.edges.clear();
         self.expected.clear();

@@ -282,7 +282,7 @@ fn hash_host(
         for hole in &other.missing {
             (own.of(hole.start), own.of(hole.end)).hash(hasher);
         }
-        // What the peer has received and not acknowledged: which units that acknowledges.
+        // Units that the peer has received and not yet acknowledged.
         let mut reported: Vec<(u64, (u64, u8))> = (lane.floor..end.min(other.top))
             .filter(|number| {
                 !other

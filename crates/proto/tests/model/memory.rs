@@ -158,7 +158,7 @@ pub struct Answer {
     pub charge: Option<EdgeId>,
 }
 
-/// What remains to be done after an operation.
+/// Action required after an operation.
 pub enum Concluded {
     /// It was an answer: its credit is released.
     Answered(EdgeId),

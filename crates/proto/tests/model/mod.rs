@@ -29,7 +29,7 @@ pub fn run(name: &str, scenario: Scenario) -> Run<World> {
     run_system(name, World::new(scenario), most)
 }
 
-/// The same for processes of one node.
+/// Explores a scenario of processes of one node.
 pub fn run_pipes(name: &str, scenario: Exchange) -> Run<Pipes> {
     run_system(name, Pipes::new(scenario), MAX_STATES)
 }

@@ -103,7 +103,7 @@ pub fn charge(bytes: u64) -> u64 {
 pub struct Pipes {
     exchange: Rc<Exchange>,
     processes: [Process; 2],
-    /// From each process to the other.
+    /// Rings from each process to the other.
     rings: [VecDeque<(Record, u8)>; 2],
     refused_fetches: u8,
 }

@@ -190,7 +190,7 @@ impl Scenario {
         self
     }
 
-    /// With the extensions of `DIPOLE_MODEL_BOUND`.
+    /// Returns the scenario with the extensions of `DIPOLE_MODEL_BOUND`.
     pub fn widened(mut self) -> Scenario {
         let bound = std::env::var("DIPOLE_MODEL_BOUND").map_or(0, |text| {
             text.parse::<u8>()

@@ -28,7 +28,7 @@ impl Flight {
 pub struct World {
     pub scenario: Rc<Scenario>,
     pub hosts: [Host; 2],
-    /// In canonical order, after [`World::normalize`].
+    /// Packets in canonical order, after [`World::normalize`].
     pub network: Vec<Flight>,
     pub drops: u8,
     pub duplicates: u8,

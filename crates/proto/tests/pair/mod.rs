@@ -121,7 +121,7 @@ impl Frames for Pool {
 /// One process: a machine, its frames, and what its application has received.
 pub struct Host {
     pub machine: Machine,
-    /// Stands for the cluster key, once that has changed.
+    /// Replaces the cluster key after a key change.
     pub other_secret: Option<[u8; 32]>,
     pub pool: Pool,
     pub home: Address,
@@ -473,7 +473,7 @@ fn proof(bytes: &[u8], secret: Option<[u8; 32]>) -> [u8; wire::PROOF_BYTES] {
 }
 
 impl Host {
-    /// Stands for the cluster key: the share, which is not used for anything else here.
+    /// Serves as the cluster key: the share, which is not used for anything else here.
     pub fn secret(&self) -> Option<[u8; 32]> {
         let config = self.machine.config();
         config

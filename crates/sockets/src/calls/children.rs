@@ -74,7 +74,7 @@ macro_rules! becoming {
             if leave_for_exec() != 0 {
                 return -1;
             }
-            // SAFETY: the caller's arguments, passed on.
+            // SAFETY: the caller's arguments are passed on unchanged.
             unsafe { real!($name: fn($($type),*) -> c_int)($($argument),*) }
         }
     )*};
@@ -93,7 +93,7 @@ macro_rules! starting {
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
             leave_all();
-            // SAFETY: the caller's arguments, passed on.
+            // SAFETY: the caller's arguments are passed on unchanged.
             unsafe { real!($name: fn($($type),*) -> $result)($($argument),*) }
         }
     )*};

@@ -37,7 +37,7 @@ unsafe fn receive(
         return -1;
     }
     if flags & !KNOWN != 0 || length == 0 || to.is_null() {
-        // SAFETY: the caller's arguments.
+        // SAFETY: the caller's arguments are passed on unchanged.
         return unsafe { recv_of_libc()(fd, to, length, flags) };
     }
     let length = length.min(isize::MAX.unsigned_abs());
@@ -118,7 +118,7 @@ fn read_plain(
 /// Reads into one buffer: through the C library while the connection uses only TCP.
 ///
 /// # Safety
-/// As for `receive`; `plain` is the same read through the C library.
+/// The requirements of `receive`; `plain` is the same read through the C library.
 unsafe fn read_by(
     fd: c_int,
     to: *mut c_void,
@@ -139,7 +139,7 @@ unsafe fn read_by(
         return got;
     };
     if found.before().is_claimed() {
-        // SAFETY: the caller's guarantee.
+        // SAFETY: the caller guarantees this.
         return unsafe { receive(&found, fd, to, length, flags) };
     }
     let polled = found.is_polled();
@@ -209,7 +209,7 @@ unsafe fn write_by(
         && let Some(own) = super::borrowed(fd)
     {
         let before = super::errno();
-        // SAFETY: the caller's guarantee.
+        // SAFETY: the caller guarantees this.
         let bytes = unsafe {
             std::slice::from_raw_parts(from.cast::<u8>(), length.min(isize::MAX.unsigned_abs()))
         };
@@ -259,7 +259,7 @@ unsafe fn read_parts(
 ) -> ssize_t {
     let parts = match count {
         0 => &[],
-        // SAFETY: the caller's guarantee.
+        // SAFETY: the caller guarantees this.
         _ => unsafe { std::slice::from_raw_parts(parts, count) },
     };
     let length = parts.iter().map(|part| part.iov_len).sum();
@@ -285,7 +285,7 @@ unsafe fn read_parts(
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn read(fd: c_int, to: *mut c_void, length: size_t) -> ssize_t {
     let real = real!(read: fn(c_int, *mut c_void, size_t) -> ssize_t);
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe { read_by(fd, to, length, 0, || real(fd, to, length)) }
 }
 
@@ -297,7 +297,7 @@ unsafe extern "C-unwind" fn __read_chk(
     room: size_t,
 ) -> ssize_t {
     let real = real!(__read_chk: fn(c_int, *mut c_void, size_t, size_t) -> ssize_t);
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe { read_by(fd, to, length.min(room), 0, || real(fd, to, length, room)) }
 }
 
@@ -308,7 +308,7 @@ unsafe extern "C-unwind" fn recv(
     length: size_t,
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe {
         read_by(fd, to, length, flags, || {
             recv_of_libc()(fd, to, length, flags)
@@ -325,7 +325,7 @@ unsafe extern "C-unwind" fn __recv_chk(
     flags: c_int,
 ) -> ssize_t {
     let real = real!(__recv_chk: fn(c_int, *mut c_void, size_t, size_t, c_int) -> ssize_t);
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe {
         read_by(fd, to, length.min(room), flags, || {
             real(fd, to, length, room, flags)
@@ -341,7 +341,7 @@ type Address = *mut c_void;
 /// `length` is null or writable.
 unsafe fn no_address(got: ssize_t, address: Address, length: *mut libc::socklen_t) -> ssize_t {
     if got >= 0 && !address.is_null() && !length.is_null() {
-        // SAFETY: the caller's guarantee.
+        // SAFETY: the caller guarantees this.
         unsafe { *length = 0 };
     }
     got
@@ -358,7 +358,7 @@ unsafe extern "C-unwind" fn recvfrom(
 ) -> ssize_t {
     type Size = *mut libc::socklen_t;
     let real = real!(recvfrom: fn(c_int, *mut c_void, size_t, c_int, Address, Size) -> ssize_t);
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe {
         let plain = || real(fd, to, length, flags, address, size);
         let look = || real(fd, to, length, flags | libc::MSG_DONTWAIT, address, size);
@@ -382,14 +382,14 @@ unsafe extern "C-unwind" fn __recvfrom_chk(
     if length > room {
         std::process::abort();
     }
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe { recvfrom(fd, to, length, flags, address, size) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     let real = real!(readv: fn(c_int, *const iovec, c_int) -> ssize_t);
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe {
         let Some(found) = table::enter_read(fd) else {
             return real(fd, parts, count);
@@ -605,7 +605,7 @@ unsafe extern "C-unwind" fn sendmmsg(
     count: libc::c_uint,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe {
         for at in 0..count as usize {
             if messages.is_null() || !passed(&raw const (*messages.add(at)).msg_hdr) {
@@ -632,7 +632,7 @@ macro_rules! send_file {
             length: size_t,
         ) -> ssize_t {
             let real = real!($name: fn(c_int, c_int, *mut off_t, size_t) -> ssize_t);
-            // SAFETY: the caller's arguments, passed on.
+            // SAFETY: the caller's arguments are passed on unchanged.
             write_plain(to, || unsafe { real(to, from, at, length) })
         }
     )*};
@@ -653,7 +653,7 @@ unsafe extern "C-unwind" fn splice(
     if !leaves(from, "splice") {
         return -1;
     }
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     write_plain(to, || unsafe {
         real(from, from_at, to, to_at, length, flags)
     })

@@ -31,7 +31,7 @@ fn forget(fd: c_int) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     let fd = unsafe { real!(socket: fn(c_int, c_int, c_int) -> c_int)(domain, kind, protocol) };
     let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
     if fd >= 0 && matches!(domain, libc::AF_INET | libc::AF_INET6) && kind == libc::SOCK_DGRAM {
@@ -44,7 +44,7 @@ unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) 
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn connect(fd: c_int, to: *const c_void, size: socklen_t) -> c_int {
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     let done =
         unsafe { real!(connect: fn(c_int, *const c_void, socklen_t) -> c_int)(fd, to, size) };
     let begun = done == 0 || errno() == libc::EINPROGRESS;
@@ -57,7 +57,7 @@ unsafe extern "C-unwind" fn connect(fd: c_int, to: *const c_void, size: socklen_
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn accept(fd: c_int, from: *mut c_void, size: *mut socklen_t) -> c_int {
     let real = real!(accept: fn(c_int, *mut c_void, *mut socklen_t) -> c_int);
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     let accepted = unsafe { real(fd, from, size) };
     follow(accepted, false);
     accepted
@@ -71,7 +71,7 @@ unsafe extern "C-unwind" fn accept4(
     flags: c_int,
 ) -> c_int {
     let real = real!(accept4: fn(c_int, *mut c_void, *mut socklen_t, c_int) -> c_int);
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     let accepted = unsafe { real(fd, from, size, flags) };
     follow(accepted, false);
     accepted
@@ -81,7 +81,7 @@ unsafe extern "C-unwind" fn accept4(
 unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     // Before the call, since another thread may get the number at once.
     forget(fd);
-    // SAFETY: the caller's argument, passed on.
+    // SAFETY: the caller's argument is passed on unchanged.
     unsafe { real!(close: fn(c_int) -> c_int)(fd) }
 }
 
@@ -95,7 +95,7 @@ unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_in
             }
         }
     }
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe { real!(close_range: fn(c_uint, c_uint, c_int) -> c_int)(first, last, flags) }
 }
 
@@ -117,7 +117,7 @@ fn copied(old: c_int, new: c_int) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
-    // SAFETY: the caller's argument, passed on.
+    // SAFETY: the caller's argument is passed on unchanged.
     let new = unsafe { real!(dup: fn(c_int) -> c_int)(fd) };
     copied(fd, new);
     if (0..=2).contains(&new) && !leaves(new, "dup") {
@@ -133,7 +133,7 @@ unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
     if old != new && (0..=2).contains(&new) && !leaves(old, "dup2") {
         return -1;
     }
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     let made = unsafe { real!(dup2: fn(c_int, c_int) -> c_int)(old, new) };
     copied(old, made);
     made
@@ -144,7 +144,7 @@ unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int 
     if old != new && (0..=2).contains(&new) && !leaves(old, "dup3") {
         return -1;
     }
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     let made = unsafe { real!(dup3: fn(c_int, c_int, c_int) -> c_int)(old, new, flags) };
     copied(old, made);
     made

@@ -181,7 +181,7 @@ macro_rules! opening {
         unsafe extern "C-unwind" fn $name(
             $($before: $type,)? path: *const c_char, $flags: c_int $(, $mode: mode_t)?
         ) -> c_int {
-            // SAFETY: the caller's arguments, passed on.
+            // SAFETY: the caller's arguments are passed on unchanged.
             unsafe {
                 if let Some(place) = endpoint_path(path) {
                     return open_endpoint(place, $flags);
@@ -237,7 +237,7 @@ macro_rules! creating {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name(path: *const c_char, mode: mode_t) -> c_int {
-            // SAFETY: the caller's arguments, passed on.
+            // SAFETY: the caller's arguments are passed on unchanged.
             unsafe {
                 match endpoint_path(path) {
                     Some(place) => open_endpoint(place, libc::O_WRONLY),

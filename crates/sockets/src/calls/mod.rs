@@ -1,4 +1,4 @@
-//! The replaced functions of the C library. Each does what the original does and knows only which
+//! The replaced functions of the C library. Each behaves like the original and only finds out which
 //! connection a descriptor is; `docs/design/sockets.md` §4 lists them.
 //!
 //! Calls on other descriptors go straight to the C library, with only the replacement function
@@ -64,7 +64,7 @@ macro_rules! leaving {
             if !$crate::calls::leaves($fd, stringify!($name)) {
                 return $failed;
             }
-            // SAFETY: the caller's arguments, passed on.
+            // SAFETY: the caller's arguments are passed on unchanged.
             unsafe { real!($name: fn(c_int $(, $type)*) -> $result)($fd $(, $argument)*) }
         }
     )*};

@@ -31,7 +31,7 @@ unsafe extern "C-unwind" fn setsockopt(
         // A read without blocking may return less than that.
         table::disable_spinning(fd);
     }
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe { real(fd, level, name, value, length) }
 }
 

@@ -150,7 +150,7 @@ unsafe extern "C-unwind" fn epoll_wait(
 ) -> c_int {
     let real = real!(epoll_wait: fn(c_int, Events, c_int, c_int) -> c_int);
     let masked = real!(epoll_pwait: fn(c_int, Events, c_int, c_int, Mask) -> c_int);
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe {
         if timeout == 0 {
             return real(fd, events, most, 0);
@@ -174,7 +174,7 @@ unsafe extern "C-unwind" fn epoll_pwait(
     timeout: c_int,
     mask: Mask,
 ) -> c_int {
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe {
         if mask.is_null() {
             return epoll_wait(fd, events, most, timeout);
@@ -205,7 +205,7 @@ fn in_ms(timeout: c_int) -> Option<timespec> {
 unsafe extern "C-unwind" fn poll(fds: Polled, count: nfds_t, timeout: c_int) -> c_int {
     let real = real!(poll: fn(Polled, nfds_t, c_int) -> c_int);
     let masked = real!(ppoll: fn(Polled, nfds_t, *const timespec, Mask) -> c_int);
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe {
         if timeout == 0 {
             return real(fds, count, 0);
@@ -237,7 +237,7 @@ unsafe extern "C-unwind" fn __poll_chk(
     if usize::try_from(count).is_ok_and(|count| count > room / size_of::<pollfd>()) {
         std::process::abort();
     }
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe { poll(fds, count, timeout) }
 }
 
@@ -249,7 +249,7 @@ unsafe extern "C-unwind" fn ppoll(
     mask: Mask,
 ) -> c_int {
     let real = real!(ppoll: fn(Polled, nfds_t, *const timespec, Mask) -> c_int);
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe {
         wait(
             !mask.is_null(),
@@ -295,7 +295,7 @@ impl Sets {
     /// Restores the requested sets.
     ///
     /// # Safety
-    /// As for `new`.
+    /// The requirements of `new`.
     unsafe fn again(&self) {
         for (asked, place) in self.asked.iter().zip(self.places) {
             if !place.is_null() {
@@ -320,7 +320,7 @@ unsafe extern "C-unwind" fn select(
 ) -> c_int {
     let real = real!(select: fn(c_int, Set, Set, Set, *mut timeval) -> c_int);
     let masked = real!(pselect: fn(c_int, Set, Set, Set, *const timespec, Mask) -> c_int);
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe {
         let Some(sets) = Sets::new(count, [read, write, except]) else {
             return real(count, read, write, except, timeout);
@@ -378,7 +378,7 @@ unsafe extern "C-unwind" fn pselect(
     mask: Mask,
 ) -> c_int {
     let real = real!(pselect: fn(c_int, Set, Set, Set, *const timespec, Mask) -> c_int);
-    // SAFETY: the caller's arguments, passed on.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe {
         let Some(sets) = Sets::new(count, [read, write, except]) else {
             return real(count, read, write, except, timeout, mask);

@@ -51,7 +51,7 @@ pub(crate) fn finished(child: Child) -> Output {
     finished_within(child, LIMIT)
 }
 
-/// The same with another time limit.
+/// Waits for the end of a process within a time limit.
 pub(crate) fn finished_within(child: Child, limit: Duration) -> Output {
     let output = ended_within(child, limit);
     let said = String::from_utf8_lossy(&output.stderr);

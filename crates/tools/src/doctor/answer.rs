@@ -4,16 +4,16 @@ use std::io;
 
 use dipole_node::KeyMismatch;
 
-/// What replies at a directory.
+/// Result of probing a directory.
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// The expected node.
+    /// The expected node replied.
     Right,
-    /// Another node.
+    /// A different node replied.
     Wrong,
     /// A process with another cluster key.
     Stranger(KeyMismatch),
-    /// Nothing.
+    /// No reply.
     Silent,
     /// The host's kernel: the port is closed.
     Refused,

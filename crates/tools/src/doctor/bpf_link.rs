@@ -120,7 +120,7 @@ fn xdp(interface: &InterfaceId) -> Option<Finding> {
     let id = xdp_of(&output.stdout)?;
     Some(
         Finding::good("programs", format!("attached at XDP: {id}"))
-            .advise("it sees packets before Dipole does; `bpftool prog show` tells what it is"),
+            .advise("it sees packets before Dipole does; `bpftool prog show` shows what it is"),
     )
 }
 

@@ -35,7 +35,7 @@ pub(super) struct Finding {
     pub(super) subject: String,
     pub(super) verdict: Verdict,
     pub(super) fact: String,
-    /// What to do; may be empty.
+    /// Advice to the user; may be empty.
     pub(super) advice: String,
     /// No process replied, so it is unknown whether messages get through.
     #[serde(skip)]

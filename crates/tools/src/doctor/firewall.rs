@@ -64,7 +64,7 @@ fn nft() -> Rules {
     }
     match chains(&output.stdout) {
         Some(chains) => Rules::Known(chains),
-        None => Rules::Hidden("`nft` says nothing that is understood".to_owned()),
+        None => Rules::Hidden("the output of `nft` cannot be parsed".to_owned()),
     }
 }
 

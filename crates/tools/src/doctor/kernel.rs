@@ -78,7 +78,7 @@ fn clock(source: Option<&str>) -> Finding {
                 NAME,
                 format!("{source}: every look at the time is a system call of a microsecond"),
                 format!(
-                    "`dmesg | grep -i clocksource` says why it is not tsc; try `echo tsc > {CLOCK}`"
+                    "`dmesg | grep -i clocksource` shows why it is not tsc; try `echo tsc > {CLOCK}`"
                 ),
             )
         }
@@ -158,7 +158,7 @@ fn capabilities(held: Option<CapabilitySet>) -> Finding {
         (
             CapabilitySet::SYS_PTRACE,
             "CAP_SYS_PTRACE",
-            "one-copy reads whatever Yama says",
+            "one-copy reads regardless of Yama",
         ),
         (
             CapabilitySet::SYS_ADMIN,

@@ -99,12 +99,12 @@ fn queue(
         Err(cause) => Finding::unknown(name, format!("the kernel refuses a length: {cause}"), ""),
         Ok(granted) if granted >= wanted => Finding::good(
             name,
-            format!("{} a socket are granted ({limit})", byte_size(wanted)),
+            format!("{} per socket are granted ({limit})", byte_size(wanted)),
         ),
         Ok(granted) => Finding::slow(
             name,
             format!(
-                "{} a socket of {} asked for ({limit}): shorter windows, slower streams",
+                "{} per socket, {} requested ({limit}): shorter windows, slower streams",
                 byte_size(granted),
                 byte_size(wanted)
             ),

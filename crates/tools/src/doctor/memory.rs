@@ -69,7 +69,7 @@ fn shared_memory(config: &Config) -> Finding {
         Links::Auto if config.fault.is_some() => "DIPOLE_FAULT",
         Links::Auto if config.capture.is_some() => "DIPOLE_CAPTURE",
         Links::Auto | Links::Shm => {
-            return Finding::good(NAME, "processes of this node talk by it");
+            return Finding::good(NAME, "processes of this node use it");
         }
     };
     Finding::slow(

@@ -119,7 +119,7 @@ fn judge(ours: Option<IpAddr>, theirs: IpAddr, outcome: &Outcome) -> Finding {
         ),
         Outcome::Short(bytes) => (
             format!("no answer to packets of {bytes} bytes, will not be used"),
-            "set the same MTU on all that lies between",
+            "set the same MTU on every device in between",
         ),
         Outcome::Not(Answer::Stranger(mismatch)) => (
             format!("{mismatch}, so it will not be used"),

@@ -59,7 +59,7 @@ fn pause(told: Option<&str>) -> Finding {
             "on a switch shared with other traffic, one slow machine can hold up all: \
              `ethtool -A DEVICE rx off tx off`",
         ),
-        _ => Finding::unknown(NAME, "ethtool says nothing about them", ""),
+        _ => Finding::unknown(NAME, "ethtool does not report them", ""),
     }
 }
 

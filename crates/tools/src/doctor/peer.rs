@@ -207,7 +207,7 @@ fn measure(prober: &Prober, ours: usize, theirs: usize, patience: Duration) -> S
         }
     }
     size.longest = good;
-    // From the route, or from a router's ICMP error.
+    // The value is from the route, or from a router's ICMP error.
     let path = prober.path_mtu_bytes().ok();
     size.known = path.filter(|mtu| first.is_none() || *mtu < full);
     size

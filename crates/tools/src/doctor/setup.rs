@@ -82,7 +82,7 @@ pub(super) fn cluster_key(config: &Config) -> Option<Finding> {
     (!alone).then(|| {
         Finding::unknown(
             CLUSTER_KEY,
-            "none: anybody who can send UDP here may talk to the processes",
+            "none: any host that can send UDP here can exchange messages with the processes",
             "on a network with strangers: `dipole key new FILE`, copy the file to all nodes, set \
              DIPOLE_KEY=FILE",
         )

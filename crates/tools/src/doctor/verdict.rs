@@ -83,7 +83,7 @@ pub(super) fn directory(answer: &Answer, host: &Host, key: Option<&ClusterKey>) 
                     KeyMismatch::OnlyOurs => "set DIPOLE_KEY there to a copy of our key file",
                     KeyMismatch::OnlyTheirs => "set DIPOLE_KEY to a copy of its key file",
                     KeyMismatch::Different => {
-                        "`dipole key show FILE` on both tells which is which; copy one to the other"
+                        "`dipole key show FILE` on both shows which key each has; copy one to the other"
                     }
                 },
             )
@@ -172,7 +172,7 @@ pub(super) fn round_trip(times: &[Duration], asked: u32) -> Finding {
     if lost > 0 {
         return Finding::slow(
             NAME,
-            format!("{fact}; {lost} of {asked} got no answer: packets are lost"),
+            format!("{fact}; {lost} of {asked} probes got no reply: packets are lost"),
             "`ip -s link` and `nstat -az UdpRcvbufErrors` on both machines show where",
         );
     }
@@ -307,7 +307,7 @@ pub(super) fn data_ports(
                  arrive, ICMP port-unreachable)"
             ),
         ),
-        (Err(cause), _) => Finding::unknown(NAME, format!("they cannot be asked: {cause}"), ""),
+        (Err(cause), _) => Finding::unknown(NAME, format!("they cannot be queried: {cause}"), ""),
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) fn watch(
         if let (Some((to, stream)), Some(endpoint)) = (now, endpoint.upgrade()) {
             let reason = match signal {
                 SIGINT => "it was interrupted there (SIGINT)",
-                _ => "it was ended there (SIGTERM)",
+                _ => "it was terminated there (SIGTERM)",
             };
             let mut message = Vec::new();
             Frame {

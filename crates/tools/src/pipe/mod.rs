@@ -144,7 +144,7 @@ fn plain(text: &str) -> String {
         .collect()
 }
 
-/// What the other side does, given whether this one has `--lines`.
+/// Mode of the other side, given whether this one has `--lines`.
 fn other_mode(lines: bool) -> &'static str {
     match lines {
         true => "sends a stream of bytes, not lines; leave out --lines here or add it there",

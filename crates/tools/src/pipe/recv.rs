@@ -281,7 +281,7 @@ impl Transfer<'_, '_> {
                 let left = destination.and_then(Destination::abandon);
                 if let Some((part, bytes)) = left {
                     let how = match file {
-                        Some(_) => "; with --resume the next transfer goes on there",
+                        Some(_) => "; with --resume the next transfer continues there",
                         None => "",
                     };
                     eprintln!("dipole recv: {bytes} bytes are in {}{how}", part.display());
@@ -375,7 +375,7 @@ impl Transfer<'_, '_> {
                 {
                     sum.add(payload);
                     progress.add(payload.len());
-                    // The node makes progress by itself while the output is slow.
+                    // The node makes progress on its own while the output is slow.
                     if to_write.send(message).is_err() {
                         let broken = || failed("writing the output")(ErrorKind::BrokenPipe.into());
                         return Err(written(writer).err().unwrap_or_else(broken));

@@ -47,7 +47,6 @@ pub(crate) struct SendArgs {
 
 /// Payload of one message of a stream of bytes.
 const PIECE_BYTES: usize = 256 << 10;
-/// Longest line.
 const LONGEST_LINE_BYTES: u64 = 16 << 20;
 /// Interval at which an idle sender sends a keepalive.
 const ALIVE: Duration = Duration::from_secs(2);
@@ -71,7 +70,7 @@ enum Report {
     Complete,
 }
 
-/// What the reading thread hands over; `None` is the end of the input.
+/// Result of the reading thread; `None` is the end of the input.
 type Reading = io::Result<Option<Piece>>;
 
 /// Sends; the status is 0 only if the receiver has confirmed everything.

@@ -41,7 +41,7 @@ struct Bar {
     compute_ns: u64,
     communicate_ns: u64,
     predicted_ns: f64,
-    /// By group of ranks, mean over the supersteps.
+    /// Sent bytes by group of ranks, mean over the supersteps.
     out: Vec<f64>,
     inward: Vec<f64>,
     /// The mean of the largest h.
@@ -150,7 +150,7 @@ pub(super) fn html(run: &Run<'_>, predicted_ns: &[f64]) -> String {
     html + "</figure>\n"
 }
 
-/// Legend of the keys.
+/// Draws the legend.
 fn keys(run: &Run<'_>) -> String {
     let mut html = String::from("<ol class=\"keys\">");
     for call in &run.calls {

@@ -55,7 +55,7 @@ pub(super) fn read(path: &Path) -> Result<TraceFile, String> {
     TraceFile::parse(&bytes(path)?).map_err(|cause| cause.to_string())
 }
 
-/// What a file holds.
+/// Reads a trace file.
 pub(super) fn bytes(path: &Path) -> Result<Vec<u8>, String> {
     regular(path)?;
     std::fs::read(path).map_err(|cause| format!("it cannot be read: {cause}"))
@@ -65,7 +65,7 @@ pub(super) fn bytes(path: &Path) -> Result<Vec<u8>, String> {
 fn regular(path: &Path) -> Result<(), String> {
     let kind = std::fs::metadata(path).map_err(|cause| format!("it cannot be read: {cause}"))?;
     if !kind.is_file() {
-        // For example an endless device.
+        // It may be an endless device, for example.
         return Err("it is not a regular file; the traced program writes one".to_owned());
     }
     if kind.len() > MOST_BYTES {

@@ -9,7 +9,7 @@ use super::*;
 
 /// Would be markup in a page.
 const MARKUP: &str = "<script>&\"'";
-/// Would clear a terminal.
+/// Escape sequence that would clear a terminal.
 const ESCAPE: &str = "\u{1b}[2J\u{7}";
 
 fn number(random: &mut StdRng) -> u64 {

@@ -88,7 +88,7 @@ fn reasons(summary: &Summary) -> String {
         }
     }
     match html.is_empty() {
-        true => "<p class=\"remark\">Nothing to speak of.</p>\n".to_owned(),
+        true => "<p class=\"remark\">No significant waits.</p>\n".to_owned(),
         false => format!("<ul class=\"reasons\">{html}</ul>\n"),
     }
 }

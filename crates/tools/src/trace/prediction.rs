@@ -227,7 +227,7 @@ pub(crate) fn awaited<'a>(
             by_rank[other] = total([by_rank[other], ns]);
         }
     }
-    // With two ranks, each is on one side of everything.
+    // If there are two ranks, each is on one side of everything.
     let (rank, most) = super::run::greatest(by_rank.iter().copied());
     let is_one = by_rank.len() > 2 && all > 0 && is_at_least(most, 70, all);
     let share = u128::from(most) * 100 / u128::from(all.max(1));

@@ -85,7 +85,7 @@ pub(crate) fn summarise(run: &Run<'_>, clocks: Option<&Clocks>) -> Summary {
     let (tree, missing) = tree::of(run);
     for path in missing {
         notes.push(format!(
-            "functions of {path} have no names: it is not here, or was written since the run"
+            "functions of {path} have no names: the file is missing here, or has changed since the run"
         ));
     }
     let mut calls: Vec<Profile> = run

@@ -41,7 +41,7 @@ const LIBRARY: [&str; 10] = [
     "std::",
     "alloc::",
 ];
-/// The same in C, by source file.
+/// File name of the library of C programs.
 const LIBRARY_FILE: &str = "libbsp.so";
 
 /// Libraries with calls that wait: Dipole's, MPI's (also for Fortran), libfabric.
@@ -196,7 +196,7 @@ impl<'a> Symbols<'a> {
             },
         );
         for function in &mut found {
-            // Any program may have such a name.
+            // Any program may have this name.
             function.name = function.name.replace(char::is_control, "\u{fffd}");
         }
         self.known.insert(key, found.clone());

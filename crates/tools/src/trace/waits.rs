@@ -137,7 +137,7 @@ pub(super) fn summarise(files: &[WaitFile]) -> Waits {
         }
         for path in symbols.missing {
             notes.push(format!(
-                "functions of {path} have no names: it is not here, or was written since the run"
+                "functions of {path} have no names: the file is missing here, or has changed since the run"
             ));
         }
     }
@@ -281,7 +281,7 @@ pub(super) fn timeline(files: &[WaitFile], path: &Path) -> Result<(), Failure> {
     write_lanes(&lanes, BufWriter::new(file)).map_err(|cause| cannot_write(path, &cause))
 }
 
-/// Waits of one process; concurrent waits of several threads go on separate tracks.
+/// Waits of one process; concurrent waits of several threads are on separate tracks.
 fn lanes(node: &str, name: &str, mut slices: Vec<Slice>) -> Vec<Lane> {
     slices.sort_by_key(|slice| (slice.from_ns, slice.to_ns));
     let mut lanes: Vec<Lane> = Vec::new();

@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket}
 
 use crate::packets::{self, Membership, Random};
 
-/// What the attacker knows: everything except the key.
+/// Knowledge of the attacker: everything except the key.
 #[derive(Clone, Debug)]
 pub(crate) struct Victim {
     pub(crate) node: u32,
@@ -69,7 +69,7 @@ impl Raw {
     }
 }
 
-/// Attacks two victims until told to stop.
+/// Attacks two victims until it is stopped.
 pub(crate) fn attack(
     testbed: &Testbed,
     node: u32,

@@ -1,4 +1,4 @@
-//! The same over IPv6, by an off-path attacker that knows every address and port, and nothing else.
+//! Attacks over IPv6 by an off-path attacker that knows every address and port, and nothing else.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::atomic::{AtomicBool, Ordering};

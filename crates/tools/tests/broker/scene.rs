@@ -107,7 +107,6 @@ impl Scene {
         Some(scene)
     }
 
-    /// The same with a broker.
     pub(crate) fn with_broker() -> Option<Scene> {
         let mut scene = Scene::set()?;
         let mut broker = scene.command();

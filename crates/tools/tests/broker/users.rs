@@ -135,7 +135,7 @@ fn raw_frames_must_have_their_owners_address_and_their_socket_receives_nothing()
     assert_eq!(next(), ("mine again".to_owned(), own));
     assert_eq!(scene.counter("refused"), 3);
 
-    // The socket receives nothing.
+    // The socket receives no packets.
     scene.being(CAROL, || {
         peer.send_to(b"to you", own).expect("sent");
         let heard = rustix::net::recv(&sender, &mut [0; 64], RecvFlags::DONTWAIT);

@@ -17,7 +17,7 @@ const BLOCK_BYTES: usize = 64 << 10;
 const WORD_BYTES: usize = 64;
 const TYPING_PAUSE: Duration = Duration::from_millis(10);
 
-/// What is measured while both run.
+/// Measurements while both run.
 #[derive(Default)]
 struct Meters {
     tcp_bytes: AtomicU64,

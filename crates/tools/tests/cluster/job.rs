@@ -26,7 +26,7 @@ impl Job {
         Job::soak_by(testbed, ranks, seconds, options, "auto")
     }
 
-    /// The same with these links in turn.
+    /// A soak that uses these links in turn.
     pub(crate) fn soak_by(
         testbed: &Testbed,
         ranks: u32,

@@ -134,7 +134,7 @@ fn programs_and_agents_continue_when_the_clocks_of_whole_nodes_jump_back() {
         let mut writer = late.start(1, &["send", "2:7"]);
         talk(&mut writer, &mut reader, "begun\n");
 
-        // Set back while everything runs, on one node and then on all.
+        // Set the clock back while everything runs, on one node and then on all.
         for (back, whose) in [(HOUR, &nodes[..1]), (HOUR, &nodes), (YEAR, &nodes)] {
             whose.iter().for_each(|node| late.set_back(*node, back));
             assert_eq!(seconds_late(&late, whose[0]), back, "the clock is not late");

@@ -85,7 +85,7 @@ fn queries_and_membership_use_the_control_network_and_the_interfaces_if_it_is_do
         .collect();
     let agents: Vec<&Agent> = agents.iter().collect();
     cluster.wait_for(&[1, 2, 3, 4]);
-    // What follows the start is announced, on all interfaces.
+    // Announcements after the start are sent on all interfaces.
     std::thread::sleep(LONG);
     let before = (sent_by(&cluster, 1, 0), sent_by(&cluster, 1, 1));
     std::thread::sleep(LONG);

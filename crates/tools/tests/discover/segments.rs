@@ -1,4 +1,4 @@
-//! Which nodes discover each other: on a segment, through seeds, by keys and cluster names, and with a
+//! Nodes discover each other: on a segment, through seeds, by keys and cluster names, and with a
 //! duplicate number.
 
 use std::time::Duration;

@@ -177,7 +177,7 @@ impl Drop for Agent {
     }
 }
 
-/// Both outputs of a process.
+/// Returns the text of both output streams.
 pub(crate) fn said(output: &Output) -> String {
     let both = [&output.stdout[..], &output.stderr[..]].concat();
     String::from_utf8_lossy(&both).into_owned()

@@ -74,7 +74,7 @@ fn a_single_machine_is_healthy() {
         "good",
         &["node-1 is ours alone"],
     );
-    report.expect("shared memory", "this machine", "good", &["talk by it"]);
+    report.expect("shared memory", "this machine", "good", &["use it"]);
     for name in [
         "kernel",
         "clock",
@@ -234,7 +234,7 @@ fn a_wrong_hosts_file_is_broken_and_wrong_usage_is_something_else() {
         "DIPOLE_NID",
     ];
     report.expect("hosts file", "this machine", "broken", &words);
-    // The missing line is that of this node, which says nothing about other nodes.
+    // The missing line is that of this node; other nodes are not affected.
     report.expect("route", "node 5", "good", &["leave from 127.0.0.1"]);
     let mut command = place.command(DIPOLE);
     command
@@ -244,7 +244,7 @@ fn a_wrong_hosts_file_is_broken_and_wrong_usage_is_something_else() {
     assert_eq!(report.status, 1);
     let words = ["DIPOLE_LINK", "auto, shm, udp or bpf"];
     report.expect("configuration", "this machine", "broken", &words);
-    // What prevents every program from starting is broken as well: a number that is not in the file, or
+    // Faults that prevent every program from starting are reported as broken as well: a number that is not in the file, or
     // a missing key where one is required.
     for (name, value, words) in [
         (

@@ -345,7 +345,7 @@ fn a_node_with_another_key_or_none_is_distinguished_from_a_member() {
         "cluster key",
         "this machine",
         "unknown",
-        &["anybody who can send UDP"],
+        &["any host that can send UDP"],
     );
     drop(receiver);
     let _receiver = testbed.receiver_with(None);

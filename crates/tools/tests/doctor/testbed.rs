@@ -233,7 +233,7 @@ impl Testbed {
         self.receiver_with(None)
     }
 
-    /// The same with a cluster key.
+    /// Starts a receiver, with a cluster key if one is given.
     pub(crate) fn receiver_with(&self, key: Option<&PathBuf>) -> Process {
         let mut dipole = self.dipole(2);
         if let Some(key) = key {
@@ -247,7 +247,7 @@ impl Testbed {
         self.report_with(&[])
     }
 
-    /// The same with environment variables.
+    /// Runs the doctor with environment variables.
     pub(crate) fn report_with(&self, variables: &[(&str, &str)]) -> Report {
         let mut command = self.dipole(1);
         command.envs(variables.iter().copied());

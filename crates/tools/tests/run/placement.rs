@@ -1,4 +1,4 @@
-//! Which ranks run where: slots, folders, programs, cores.
+//! Placement of ranks: slots, folders, programs, cores.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Which callers may start work through an agent, and callers that waste its time.
+//! Callers that may start work through an agent, callers that may not, and callers that waste its time.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -216,7 +216,7 @@ fn a_replayed_proof_is_useless() {
             let _proof = greeted.and_then(|()| again.read_exact(&mut [0; PROOF_BYTES]));
         }
     });
-    // In another call it is rejected.
+    // A proof is rejected in another call.
     let mut thief = node.connect();
     thief.read_exact(&mut greeting).expect("a greeting");
     thief.write_all(&proof).expect("open");

@@ -178,7 +178,7 @@ impl Node {
     }
 }
 
-/// Both outputs of a process.
+/// Returns the text of both output streams.
 pub(crate) fn said(output: &Output) -> String {
     let both = [&output.stdout[..], &output.stderr[..]].concat();
     String::from_utf8_lossy(&both).into_owned()

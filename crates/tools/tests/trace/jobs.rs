@@ -121,7 +121,7 @@ impl Job {
         assert!(output.status.success(), "{}", text(&output));
     }
 
-    /// The same with the ranks on the nodes of a testbed, over UDP.
+    /// Runs the ranks on the nodes of a testbed, over UDP.
     pub(crate) fn run_on(&self, testbed: &Testbed, ranks: u32, arguments: &[&str]) {
         let mut command = testbed.command(1, PROGRAM);
         command.args(["run", "-n", &ranks.to_string(), "--hosts"]);

@@ -154,7 +154,7 @@ fn a_report_has_figures_of_profiles_and_trace_and_the_same_as_json_and_csv() {
         opened.check();
         check(&opened.dom);
     }
-    // Without any files it says what to do.
+    // Without any files it prints advice.
     std::fs::remove_file(job.path("profile/shm.json")).expect("it is there");
     let output = report(&[]);
     assert!(

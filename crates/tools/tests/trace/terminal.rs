@@ -45,7 +45,7 @@ fn transfer(job: &Job) -> [Running; 2] {
     let mut sender = dipole(&["send", "1:7"]);
     let mut sender = sender.stdin(Stdio::piped()).spawn().expect("it starts");
     let mut input = sender.stdin.take().expect("a pipe");
-    // Ends with the sender.
+    // The thread ends with the sender.
     std::thread::spawn(move || {
         while input.write_all(&[7; 30_000]).is_ok() {
             std::thread::sleep(Duration::from_millis(20));

@@ -1,4 +1,4 @@
-//! Bugs of the engine: what a node does with what the protocol says.
+//! Bugs of the engine: how a node executes the decisions of the protocol.
 
 use super::Mutant;
 use crate::mutants::suite::Suite;

@@ -96,7 +96,7 @@ fn a_bystander_receives_no_more_than_a_stranger_sends() {
         victim.facts.addresses = vec![bystander.ip(); 4];
         let mut stranger = strange(100);
         let mut sent = 0;
-        // With the bystander's address as the source.
+        // The source is the bystander's address.
         let named = forged(100, 9, bystander);
         let dst = member(0, 1);
         for body in [
@@ -408,7 +408,7 @@ fn members_named_by_strangers_are_bounded_and_displace_no_known_member() {
         assert!(count <= MAX_MEMBERS, "{count}");
         assert_eq!(is_there, number <= max + 1, "{number}");
     }
-    // From another run, as after a restart.
+    // The sender has another run number, as after a restart.
     assert_eq!(join(2, address(1)), (MAX_MEMBERS, true));
     let counts = one.contacts.counts();
     assert!(

@@ -52,7 +52,7 @@ impl Effects<'_> {
                     data,
                 ) => {
                     let into = self.address(slot, offset, length)?;
-                    // SAFETY: `address` has checked that the bytes lie inside a registered part,
+                    // SAFETY: `address` has checked that the bytes are inside a registered part,
                     // which the program does not use during `sync`.
                     unsafe { data.copy_to(into) };
                 }
@@ -69,7 +69,7 @@ impl Effects<'_> {
                     };
                     let into = self.address(slot, offset, length)?;
                     let length = usize::try_from(length).map_err(|_| Malformed)?;
-                    // SAFETY: `address` has checked that the bytes lie inside a registered part,
+                    // SAFETY: `address` has checked that the bytes are inside a registered part,
                     // which the program does not use during `sync`.
                     let into = unsafe { std::slice::from_raw_parts_mut(into, length) };
                     ranks.pull(local_rank, data.word(0), into)?;
@@ -110,7 +110,7 @@ impl Effects<'_> {
             };
             let start = self.address(slot, offset, length)?;
             let length = usize::try_from(length).map_err(|_| Malformed)?;
-            // SAFETY: `address` has checked that the bytes lie inside a registered part. Nothing
+            // SAFETY: `address` has checked that the bytes are inside a registered part. Nothing
             // is written there before all gets have been read.
             let data = unsafe { Source::at(start, length) };
             reply(ticket.word(0), data)?;
@@ -143,11 +143,11 @@ impl Effects<'_> {
             let length = usize::try_from(length).map_err(|_| Malformed)?;
             let is_ready = matches!(record, Record::GetByWrite { .. });
             let data = match is_ready {
-                // SAFETY: `address` has checked that the bytes lie inside a registered part. The
+                // SAFETY: `address` has checked that the bytes are inside a registered part. The
                 // program may not change them in a superstep with an unbuffered get, and the
                 // superstep does not end before the carrier has dropped the bytes.
                 true => unsafe { program_bytes(start, length) },
-                // SAFETY: `address` has checked that the bytes lie inside a registered part.
+                // SAFETY: `address` has checked that the bytes are inside a registered part.
                 // Nothing is written there before all gets have been read, and they are copied
                 // here.
                 false => unsafe { Source::at(start, length) }.to_vec().into(),
@@ -183,7 +183,7 @@ pub(super) fn write_replies(gets: &[PendingGet], records: Source<'_>) -> Result<
             return Err(Malformed.into());
         }
         let at = usize::try_from(offset).map_err(|_| Malformed)?;
-        // SAFETY: the bytes end at most at `get.bytes`, so they lie inside the destination of the
+        // SAFETY: the bytes end at most at `get.bytes`, so they are inside the destination of the
         // get. Its caller promised that the destination is writable and not used otherwise until
         // the superstep ends.
         unsafe { data.copy_to(get.into.add(at)) };

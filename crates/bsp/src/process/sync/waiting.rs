@@ -14,7 +14,7 @@ use crate::trace::Tracer;
 
 /// How long a rank sleeps for another one of its node before it checks whether that is alive.
 const SLEEP: Duration = Duration::from_millis(100);
-/// The same if messages may come from other nodes, or still have to be sent to them.
+/// Sleep limit while messages to or from other nodes are expected.
 const SLEEP_LISTENING: Duration = Duration::from_millis(10);
 const SLEEP_SENDING: Duration = Duration::from_millis(1);
 

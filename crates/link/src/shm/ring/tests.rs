@@ -145,7 +145,7 @@ fn positions_beyond_32_bits_are_told_apart() {
     let (segment, layout) = layout(4, 256);
     let mut producer: Producer = Producer::new(Mapped::new(&segment, layout));
     let mut consumer: Consumer = Consumer::new(Mapped::new(&segment, layout));
-    // As if 2^32 - 6 records had passed.
+    // Start as if 2^32 - 6 records had passed.
     let start = (1 << 32) - 6;
     (producer.position, producer.freed) = (start, start);
     (consumer.position, consumer.published) = (start, start);

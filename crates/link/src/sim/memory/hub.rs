@@ -98,7 +98,7 @@ impl SimHub {
         if ring.records.len() >= slots || !fits {
             return Err(PushError::Full);
         }
-        // Noticed in passing; the next `arm` reports it.
+        // A poll also detects room; the next `arm` reports it.
         ring.wanted &= !ring.room_available;
         let before = ring.records.back().map_or(0, |record| record.visible_ns);
         ring.bytes += payload.len();

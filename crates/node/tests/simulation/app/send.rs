@@ -265,7 +265,7 @@ impl World {
                         .note(self.now_ns, index, What::Connecting { flow, to });
                     return Ok(Some(Carrier::Memory { conn, incarnation }));
                 }
-                // Then use the network.
+                // Shared memory is full, so use the network.
                 Some((_, Err(ShmError::TooMany { .. }))) => self.totals.memory_full += 1,
                 _ => {
                     self.flows[flow].at_ns = self.now_ns + RETRY_NS;
@@ -448,7 +448,7 @@ impl World {
         let (tag, length) = (pending.tag, pending.bytes.len());
         let engine = &mut process.engine;
         let sent = if length <= engine.whole_limit(edge.peer) {
-            // On the fast path or the general one.
+            // Use the fast path or the general one.
             let alone = !pending.more
                 && tag.index % 2 == 0
                 && engine

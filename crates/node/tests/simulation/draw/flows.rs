@@ -44,7 +44,6 @@ pub(super) fn flows(
         .collect()
 }
 
-/// Limits of a flow.
 struct FlowLimits {
     /// Bytes of all of its messages.
     budget: u64,

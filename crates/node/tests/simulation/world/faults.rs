@@ -45,7 +45,6 @@ impl World {
         }
     }
 
-    /// Faults of the network.
     fn strike_network(&mut self, fault: Fault) {
         let now_ns = self.now_ns;
         match fault {

@@ -22,7 +22,7 @@ pub(super) struct Kept {
     pub(super) edge: EdgeId,
     pub(super) sequence: u64,
     pub(super) mark: [u8; 2],
-    /// It is an operation: only its data is sent, and its id is the mark.
+    /// The message is an operation: only its data is sent, and its id is the mark that identifies it.
     pub(super) operation: bool,
     /// Bytes sent in pieces; `None` while it may be copied.
     pub(super) streamed: Option<u64>,

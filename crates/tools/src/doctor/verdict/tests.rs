@@ -82,7 +82,7 @@ fn losses_distance_detours_and_versions_are_said() {
     assert_eq!(round_trip(&times(3, 20), 20).verdict, Slow);
     let lossy = round_trip(&times(1, 17), 20);
     assert!(
-        lossy.fact.contains("3 of 20 got no answer"),
+        lossy.fact.contains("3 of 20 probes got no reply"),
         "{}",
         lossy.fact
     );
