@@ -186,7 +186,7 @@ impl Pieces {
         }
     }
 
-    /// A part of the buffer, which must are in the first piece.
+    /// A part of the buffer, which must be in the first piece.
     pub(crate) fn part(&self, offset: usize, length: usize) -> Pieces {
         let first = self.list[0];
         assert!(offset + length <= first.length, "a part lies inside");
