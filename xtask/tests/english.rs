@@ -26,7 +26,7 @@ struct Rule {
 const RULES: &[Rule] = &[
     Rule {
         name: "headless",
-        pattern: r"^(Who|Whoever|Whose|Whom|To whom|Of whom|By whom|By whose|For whom|What|Whatever|Which|Whether)\b[^?]*$",
+        pattern: r"^(Who|Whoever|Whose|Whom|To whom|Of whom|By whom|By whose|For whom|What|Whatever|Which)\b[^?]*$",
         better: "begin with a noun or a verb: 'Ranks that ...', 'Returns ...'",
         is_opening: true,
         places: 0,
@@ -47,7 +47,7 @@ const RULES: &[Rule] = &[
     },
     Rule {
         name: "negation",
-        pattern: r"\b(is|are|was|were) none\b|\b(can|may|could) (not )?be had\b|\b(is|are|was|were) no (a|an|of|file|name|key|node|such|number|part|member|text|way|address|place|error|reason|process|message)\b",
+        pattern: r"\b(is|are|was|were) none\b|\b(can|may|could) (not )?be had\b|\b(is|are|was|were) no (a|an|of|file|name|key|node|number|part|member|text|way|address|place|error|reason|process|message)\b",
         better: "is not a, does not exist, is not available",
         is_opening: false,
         places: 0,

@@ -35,10 +35,10 @@ int main(int count, char **arguments)
     CHECK(dp_edge_drain(edge, LONG_NS) == 0);
     CHECK(memcmp(memory + 4090, "inside", 6) == 0);
     CHECK(dp_put(edge, key, 4091, "beyond", 6, 0, LONG_NS) == 0);
-    CHECK_FAILS(dp_edge_drain(edge, LONG_NS), ERANGE, "beyond the region");
+    CHECK_FAILS(dp_edge_drain(edge, LONG_NS), ERANGE, "exceeds the region");
     CHECK(dp_put(edge, key ^ 1, 0, "x", 1, 0, LONG_NS) == 0);
     CHECK_FAILS(dp_edge_drain(edge, LONG_NS), ENOENT, "no open region");
-    CHECK_FAILS(dp_get(edge, key, 0, open, 1, LONG_NS), EPERM, "not opened for that");
+    CHECK_FAILS(dp_get(edge, key, 0, open, 1, LONG_NS), EPERM, "do not allow it");
     CHECK(dp_fetch_add(edge, other, 8, 5, &before, LONG_NS) == 0 && before == 0);
     CHECK(dp_fetch_add(edge, other, 8, 5, NULL, LONG_NS) == 0);
     CHECK(dp_compare_swap(edge, other, 8, 10, 3, &before, LONG_NS) == 0 && before == 10);
