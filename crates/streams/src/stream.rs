@@ -158,7 +158,7 @@ impl<E: Borrow<Endpoint>> Stream<E> {
             if let Ok(Message::RawBytes { bytes }) = Message::decode(&received) {
                 return Ok(bytes.to_vec());
             }
-            // Skips the last messages of an earlier transfer.
+            // Skips late messages of an earlier transfer.
         }
     }
 

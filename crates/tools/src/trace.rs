@@ -90,7 +90,7 @@ pub(crate) fn execute(
     if let Some(path) = &arguments.perfetto {
         let clocks = clocks.ok_or(
             "there is no timeline: clocks of nodes are compared by supersteps that all ranks have \
-             kept, and there are none",
+             kept, and no such supersteps exist",
         )?;
         let file = File::create(path).map_err(|cause| cannot_write(path, &cause))?;
         perfetto::write(&files, &clocks, BufWriter::new(file))

@@ -42,7 +42,7 @@ impl Copy {
             .split('\0')
             .filter(|name| !name.is_empty())
             .map(PathBuf::from)
-            // Tracked, but removed since.
+            // A tracked file may have been removed since.
             .filter(|name| root().join(name).is_file())
             .collect();
         for name in &wanted {

@@ -287,7 +287,7 @@ pub(crate) fn a_full_receiver_loses_frames_but_damages_none(make: Make) {
         }
         assert!(numbers.is_sorted() && !numbers.is_empty());
         assert!(numbers.len() < count, "nothing was lost of {count}");
-        // It works as before.
+        // Frames still arrive as before.
         world.send(&[Outgoing {
             any_port: false,
             class,

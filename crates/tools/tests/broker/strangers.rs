@@ -224,7 +224,7 @@ fn invalid_silent_or_lingering_clients_do_not_delay_others() {
         while std::io::Write::write(&mut &stream, &filler).is_ok() {}
         scene.being(MALLORY, || {
             let connection = connect(&scene.broker()).expect("it listens");
-            // Refused at once if that user has too many open connections.
+            // The request is refused immediately if that user has too many open connections.
             let _refused = send(
                 connection.as_fd(),
                 &QUESTION.encode(),

@@ -59,7 +59,7 @@ fn callers_that_send_garbage_or_nothing_are_rejected_and_do_not_delay_others() {
     let node = Node::new();
     let agent = node.agent(&[]);
     let mut random = StdRng::seed_from_u64(1);
-    // More than are accepted at once, all silent; later ones displace them.
+    // More callers than are accepted at once, all silent; later ones displace them.
     let silent: Vec<_> = (0..80).map(|_| node.connect()).collect();
     assert_it_answers(&node);
     for length in [0, 1, PROOF_BYTES - 1, PROOF_BYTES, 5000] {
@@ -81,7 +81,7 @@ fn callers_that_send_garbage_or_nothing_are_rejected_and_do_not_delay_others() {
     agent.says("it sent no proof in time");
     agent.says("it was displaced by a later caller");
     agent.says("it disconnected without a proof");
-    // A session for each caller that proved something, and for no other.
+    // Only callers that proved that they have the key get a session.
     assert_eq!(agent.said().matches("work started").count(), 2);
     wait_for("its children are reaped", || {
         let pid = agent.child.id();

@@ -146,7 +146,7 @@ fn a_bystander_receives_no_more_than_a_stranger_sends() {
             let time = Duration::from_secs(if round == 2 { 30 } else { 2 });
             cluster.answer_as(own, &sender, &mut stranger, time);
         }
-        // And in a broadcast announcement.
+        // The same claim is in a broadcast announcement.
         if !with_hosts_file {
             let announcement = Member {
                 node: 300,
