@@ -22,7 +22,7 @@ pub(crate) struct KeyArgs {
 enum What {
     /// Write a new random key to a file that does not exist yet, readable by its owner only
     New {
-        /// The file
+        /// Path of the new key file
         file: PathBuf,
         /// How packets between nodes are protected: off (only handshakes are proven), auth (each
         /// packet proves who sent it) or encrypt
@@ -31,7 +31,7 @@ enum What {
     },
     /// Print the fingerprint of a key, which is not secret
     Show {
-        /// The file
+        /// Path of the key file
         file: PathBuf,
     },
     /// Rotate a cluster's key while it runs, in three steps
@@ -40,7 +40,7 @@ enum What {
     /// third removes the old one. Copy the file to every node after each step. Processes and agents read
     /// it again by themselves; open sessions continue.
     Rotate {
-        /// The file, with one key to begin with
+        /// Path of the key file, which has one key at first
         file: PathBuf,
         /// Every node has the current file: continue with the next step
         #[arg(long = "continue")]

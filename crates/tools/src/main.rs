@@ -29,7 +29,7 @@ use tracing_subscriber::EnvFilter;
 #[derive(Parser, Debug)]
 #[command(name = "dipole", version, about, propagate_version = true)]
 struct Arguments {
-    /// Print JSON, one object a line, instead of text
+    /// Print JSON, one object per line, instead of text
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
@@ -57,7 +57,7 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     /// Print the completions of a shell
     Completions {
-        /// The shell
+        /// Shell for which completions are printed
         shell: clap_complete::Shell,
     },
     /// Prints all manual pages, each after a line of 0x01 and its name (for `xtask install`).

@@ -15,7 +15,7 @@ use crate::output::Failure;
 /// variables of both are printed.
 #[derive(Args, Debug)]
 pub(crate) struct MpiEnvArgs {
-    /// The library
+    /// MPI library of the program
     library: Option<Library>,
 }
 

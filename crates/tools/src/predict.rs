@@ -39,7 +39,7 @@ pub(crate) struct PredictArgs {
     /// With --trace: only the supersteps from FIRST to LAST, as FIRST..LAST; the program's first is 0
     #[arg(long, value_name = "FIRST..LAST", requires = "trace", value_parser = crate::trace::range)]
     steps: Option<(u32, u32)>,
-    /// All ranks are on one node, although there are measurements between nodes
+    /// Assume that all ranks are on one node, even if there are measurements between nodes
     #[arg(long, requires = "ranks")]
     one_node: bool,
     /// h of each superstep: the most bytes that a rank sends or receives

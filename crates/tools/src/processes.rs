@@ -32,7 +32,7 @@ pub(crate) struct StatsArgs {
     prometheus: bool,
 }
 
-/// Show how local processes reach their peers, and why not by something faster
+/// Show how local processes reach their peers, and why they do not use a faster link
 #[derive(Args, Debug)]
 pub(crate) struct LinksArgs {
     /// A process, by its pid or by an endpoint of it as NODE:ENDPOINT

@@ -43,7 +43,7 @@ const AT_ONCE: usize = 32;
 /// Check this machine and its peers: what will be used, why not better, what to do
 ///
 /// Exits with 0 if nothing is broken, with 1 if messages will not get through or the
-/// configuration is wrong (with --strict also if something is slower than need be), with 3 if
+/// configuration is wrong (with --strict also if something is slower than possible), with 3 if
 /// nothing is broken but some node did not reply, so that messages to it could not be tried.
 /// In a job (dipole run -n N --hosts FILE dipole doctor) the nodes answer each other.
 #[derive(Args, Debug)]
@@ -54,7 +54,7 @@ pub(crate) struct DoctorArgs {
     /// Number of this node [default: $DIPOLE_NID, else 1]
     #[arg(long, value_name = "NID")]
     nid: Option<NodeId>,
-    /// Fail also if something works, but slower than need be
+    /// Fail also if something works, but more slowly than possible
     #[arg(long)]
     strict: bool,
     /// Also list checks that passed

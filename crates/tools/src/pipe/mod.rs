@@ -30,7 +30,7 @@ pub(crate) use send::{SendArgs, send};
 /// Options of both directions.
 #[derive(Args, Debug)]
 struct PipeArgs {
-    /// One message a line instead of a stream of bytes
+    /// One message per line instead of a stream of bytes
     #[arg(long)]
     lines: bool,
     /// Hosts file [default: $DIPOLE_HOSTS, else this machine alone]
