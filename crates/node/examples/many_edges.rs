@@ -46,10 +46,10 @@ fn main() -> Result<(), Error> {
         });
         let measured = measure(&from, to.address(), &others);
         done.store(true, Ordering::Relaxed);
-        let (alone, beside) = measured?;
+        let (alone, loaded) = measured?;
         println!(
-            "one-way latency: alone {alone:.0} ns, with {edges} other edges {beside:.0} ns: x {:.3}",
-            beside / alone
+            "one-way latency: alone {alone:.0} ns, with {edges} other edges {loaded:.0} ns: x {:.3}",
+            loaded / alone
         );
         Ok(())
     })
@@ -60,7 +60,7 @@ fn measure(from: &Endpoint, to: Address, others: &[Endpoint]) -> Result<(f64, f6
     let edge = from.edge(to)?;
     edge.send(b"first")?;
     from.receive()?;
-    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    let (mut alone, mut loaded) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         alone.push(ping_pong(from, &edge)?);
         let opened: Vec<Edge> = others
@@ -71,9 +71,9 @@ fn measure(from: &Endpoint, to: Address, others: &[Endpoint]) -> Result<(f64, f6
             opened.send(b"hello")?;
             other.receive()?;
         }
-        beside.push(ping_pong(from, &edge)?);
+        loaded.push(ping_pong(from, &edge)?);
     }
-    Ok((median(alone), median(beside)))
+    Ok((median(alone), median(loaded)))
 }
 
 fn ping_pong(from: &Endpoint, edge: &Edge) -> Result<f64, Error> {

@@ -175,7 +175,7 @@ impl Writer {
         code.math(Math::And, R4, 0xf0);
         code.jump_if(R4, When::Different, 0x40, pass);
         code.math(Math::And, R2, 0x0f);
-        // Header length in words; at least five.
+        // Header length in units of 4 bytes; at least five.
         let enough = code.label();
         code.jump_if(R2, When::Greater, 5, enough);
         code.jump(pass);

@@ -233,14 +233,14 @@ mod tests {
             Finding::good("clock", "tsc"),
             Finding::slow("cores", "one", "get another"),
             Finding::good("kernel", "new"),
-            Finding::broken("route", "there is none", "make one").about("node 2"),
+            Finding::broken("route", "not found", "add one").about("node 2"),
         ];
         let lines = |all| -> Vec<String> {
             let text = text(&findings, all, false);
             text.lines().map(str::to_owned).collect()
         };
         let short = [
-            "BROKEN   route  node 2  there is none -> make one",
+            "BROKEN   route  node 2  not found -> add one",
             "slow     cores          one -> get another",
             "good     this machine: clock, kernel",
             "1 broken, 1 slow, 0 unknown, 2 good (facts: --verbose)",

@@ -32,7 +32,7 @@ pub(super) fn route(source: &io::Result<IpAddr>, own: Option<IpAddr>, host: &Hos
     match source {
         Err(cause) => Finding::broken(
             NAME,
-            format!("there is none: {cause}"),
+            format!("not found: {cause}"),
             format!("{shown}; correct the address in the hosts file, or add a route"),
         ),
         Ok(source) => match own {

@@ -107,7 +107,7 @@ impl Graph {
         if of_process.is_empty() {
             check.fault(
                 None,
-                "there is no process; add a [[process]] with node and endpoints".into(),
+                "the graph has no processes; add a [[process]] with node and endpoints".into(),
             );
         }
         if !check.faults.is_empty() {
@@ -415,6 +415,6 @@ mod tests {
         );
         let unknown = faults("nods = [1]");
         assert!(unknown[0].contains("nods"), "{unknown:?}");
-        assert!(faults("")[0].contains("there is no process"));
+        assert!(faults("")[0].contains("the graph has no processes"));
     }
 }

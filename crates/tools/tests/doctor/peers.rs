@@ -239,7 +239,7 @@ fn a_missing_route_and_a_detour_are_detected() {
     testbed.ip(1, "route add prohibit 10.98.0.2/32");
     let report = testbed.report();
     assert_eq!(report.status, 1);
-    let words = ["there is none", "ip route get"];
+    let words = ["not found", "ip route get"];
     report.expect("route", "node 2", "broken", &words);
     testbed.ip(1, "route del prohibit 10.98.0.2/32");
     testbed.ip(1, "addr add 10.98.0.9/24 dev eth0");
@@ -285,7 +285,7 @@ fn report_down(testbed: &Testbed) {
         "broken",
         &["is down", "ip link set eth0 up"],
     );
-    report.expect("route", "node 2", "broken", &["there is none"]);
+    report.expect("route", "node 2", "broken", &["not found"]);
 }
 
 #[test]
