@@ -50,13 +50,10 @@ impl Socket {
     ///
     /// # Errors
     /// The error that the kernel returns, or the reply cannot be parsed.
-    pub fn request<Q: NetlinkSerializable, A: NetlinkDeserializable>(
-        &mut self,
-        request: Q,
-        acknowledged: bool,
-    ) -> io::Result<Option<A>>
+    pub fn request<Q, A>(&mut self, request: Q, acknowledged: bool) -> io::Result<Option<A>>
     where
-        Q: Into<NetlinkPayload<Q>>,
+        Q: NetlinkSerializable + Into<NetlinkPayload<Q>>,
+        A: NetlinkDeserializable,
     {
         self.sequence = self.sequence.wrapping_add(1);
         let mut message = NetlinkMessage::from(request);

@@ -145,10 +145,19 @@ fn bytes(rank: u32, link: &str, text: &str) -> Vec<u8> {
     bytes.extend(word(0));
     bytes.extend(call);
     bytes.resize(STACKS_AT, 0);
-    let module = [&[0; 20][..], &word(text.len()), text.as_bytes()].concat();
-    let stack = [word(1), word(1), word(0), word(7), word(0)].concat();
-    bytes.extend(word(module.len() + stack.len()));
-    bytes.extend([module, stack].concat());
+    let module = Module {
+        path: text.to_owned(),
+        bytes: 0,
+        written_s: 0,
+    };
+    let frame = Frame {
+        module: 0,
+        offset: 7,
+    };
+    // Entries begin with their kind: 0 for a module, 1 for a stack.
+    let entries = postcard::to_stdvec(&((0_u8, module), (1_u8, vec![frame]))).expect("a vector");
+    bytes.extend(word(entries.len()));
+    bytes.extend(entries);
     bytes.resize(BLOCKS_AT, 0);
     // A record: epoch, site, stack, six times, three counts and three empty lists.
     let mut record = [word(0), word(0), word(1)].concat();
