@@ -110,7 +110,7 @@ pub(crate) fn follow<C: Channel + Send>(channel: &mut C, work: &Workload) -> io:
 fn single_trip_ns<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<f64> {
     let work = work.reliably();
     let mut pinger = Pinger::new(channel, ACKNOWLEDGEMENT_BYTES, &work);
-    let mut trips = RoundTrips::new();
+    let mut trips = RoundTrips::default();
     for _ in 0..LEAST_ROUND_TRIPS {
         let before = Instant::now();
         pinger.round_trip(false)?;

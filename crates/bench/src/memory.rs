@@ -198,7 +198,7 @@ fn one_by_one(operations: &mut Operations<'_>, work: &Workload) -> io::Result<(O
     for _ in 0..WARM_UP_ROUND_TRIPS {
         operations.whole()?;
     }
-    let mut trips = RoundTrips::new();
+    let mut trips = RoundTrips::default();
     let cpu_before_ns = work.cpu_time_ns();
     let start = Instant::now();
     let mut before = start;

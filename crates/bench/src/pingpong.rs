@@ -39,7 +39,7 @@ pub fn lead<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<Outcome>
             break;
         }
     }
-    let mut trips = RoundTrips::new();
+    let mut trips = RoundTrips::default();
     let cpu_before_ns = work.cpu_time_ns();
     let start = Instant::now();
     let mut before = start;

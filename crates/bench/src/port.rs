@@ -78,7 +78,7 @@ type Ended = Receiver<io::Result<Outcome>>;
 fn lead(node: &Node, own: u32, edge: Arc<Edge>, job: &Job) -> io::Result<(ActivePort, Ended)> {
     let (sender, ended) = channel();
     let work = job.work.clone();
-    let (mut trips, mut sequence) = (RoundTrips::new(), 0_u64);
+    let (mut trips, mut sequence) = (RoundTrips::default(), 0_u64);
     let mut payload = vec![0x5a; work.size_bytes];
     stamp(&mut payload, 0);
     let (mut begun, mut before, mut cpu_before_ns) = (Instant::now(), Instant::now(), 0);

@@ -40,13 +40,15 @@ pub struct Spread {
     pub most: f64,
 }
 
-impl RoundTrips {
-    pub fn new() -> Self {
+impl Default for RoundTrips {
+    fn default() -> Self {
         let histogram = Histogram::new_with_bounds(1, LONGEST_NS, 3)
             .expect("the bounds are constants that hdrhistogram accepts");
         Self { histogram }
     }
+}
 
+impl RoundTrips {
     pub fn record(&mut self, round_trip_ns: u64) {
         self.histogram.saturating_record(round_trip_ns);
     }
@@ -154,7 +156,7 @@ mod tests {
     use super::*;
 
     fn recorded(values: impl IntoIterator<Item = u64>) -> RoundTrips {
-        let mut trips = RoundTrips::new();
+        let mut trips = RoundTrips::default();
         for value in values {
             trips.record(value);
         }

@@ -107,7 +107,6 @@ fn main() -> ExitCode {
     }
 }
 
-#[expect(clippy::ptr_arg, reason = "a filter of options passes it")]
 fn starts_with_dash(word: &std::ffi::OsString) -> bool {
     word.as_encoded_bytes().starts_with(b"-")
 }

@@ -242,7 +242,7 @@ fn an_agent_takes_over_from_a_running_program_which_resumes_when_the_agent_is_ki
         .expect("it runs");
     assert!(!none.status.success());
     assert!(
-        String::from_utf8_lossy(&none.stderr).contains("no agent answers"),
+        String::from_utf8_lossy(&none.stderr).contains("no agent listens"),
         "{none:?}"
     );
     let _again = reach(&node, 3);

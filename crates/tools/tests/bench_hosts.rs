@@ -218,7 +218,7 @@ fn a_side_of_another_version_is_refused_in_words() {
     drop((one, two));
     std::fs::write(place("hosts"), text).expect("our own directory");
     let mut command = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"));
-    command.args(["bench", "--server", "--nid", "2", "--hosts"]);
+    command.args(["bench", "server", "--nid", "2", "--hosts"]);
     command.arg(place("hosts")).stdin(Stdio::null());
     command.env_remove("DIPOLE_KEY");
     command.env("DIPOLE_RUNTIME_DIR", place("there"));

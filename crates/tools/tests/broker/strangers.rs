@@ -74,9 +74,9 @@ fn a_socket_that_does_not_prove_ownership_of_its_port_gets_nothing() {
             ("is connected", connected.into()),
             ("SO_REUSEADDR", shared.into()),
             ("is not bound", everywhere.into()),
-            ("given up", loose.into()),
-            ("no UDP", stream.into()),
-            ("no UDP", file.into()),
+            ("can be released", loose.into()),
+            ("not a UDP socket", stream.into()),
+            ("not a UDP socket", file.into()),
         ]
     });
     for (wanted, file) in &made {

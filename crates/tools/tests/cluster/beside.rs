@@ -142,7 +142,7 @@ fn other_programs_on_the_interface_are_not_affected_and_nothing_is_left() {
     others.use_all();
     assert!(job.end().success());
     assert_eq!(job.count("every byte accounted for"), 4);
-    assert_eq!(job.count("came by rings"), 4);
+    assert_eq!(job.count("from rings and"), 4);
 
     assert_eq!(others.attached(), 0, "something is left");
     others.use_all();

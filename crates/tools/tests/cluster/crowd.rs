@@ -16,7 +16,7 @@ fn eight_processes_a_node_share_an_interface_of_four_queues() {
     assert!(job.end().success());
     assert_eq!(job.count("to 15 ranks"), 16);
     assert_eq!(job.count("every byte accounted for"), 16);
-    assert_eq!(job.count("came by rings"), 16);
+    assert_eq!(job.count("from rings and"), 16);
     let sent = job.numbers("messages, ", " bytes to 15 ranks");
     let mean = sent.iter().sum::<f64>() / 16.0;
     let least = sent.iter().copied().fold(f64::MAX, f64::min);

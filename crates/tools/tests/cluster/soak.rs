@@ -30,7 +30,7 @@ fn soak(links: &str) {
     assert_eq!(job.count("to 7 ranks"), 8);
     assert_eq!(job.count("every byte accounted for"), 8);
     assert_eq!(job.count("is lost"), 0);
-    assert!(job.count("came by rings") > 0, "the bpf link was not used");
+    assert!(job.count("from rings and") > 0, "the bpf link was not used");
     let harm = testbed.fault_counters();
     println!("{harm:?}");
     let struck = [harm.dropped, harm.repeated, harm.reordered];
