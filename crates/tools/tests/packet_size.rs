@@ -102,7 +102,7 @@ fn a_stream_continues_when_the_senders_interface_takes_shorter_packets() {
     set_mtu(&testbed, 1, 1500);
     stream.phase();
     let log = stream.end();
-    assert!(log.contains("have 1472 bytes now"), "{log}");
+    assert!(log.contains("now have 1472 bytes"), "{log}");
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn a_stream_continues_when_longer_packets_are_lost_on_the_path() {
     set_mtu(&testbed, 2, 1500);
     stream.phase();
     let log = stream.end();
-    assert!(log.contains("have 1472 bytes now"), "{log}");
+    assert!(log.contains("now have 1472 bytes"), "{log}");
 }
 
 /// "Fragmentation needed, next-hop MTU 600" about a packet from node 1 to node 2.
@@ -172,7 +172,7 @@ fn forged_reports_of_too_long_packets_are_ignored() {
     stream.phase();
     let log = stream.end();
     assert!(
-        !log.contains("bytes now"),
+        !log.contains("now have"),
         "packets are as long as before: {log}"
     );
 }

@@ -62,6 +62,6 @@ fn a_departure_is_known_at_once_a_death_soon_and_a_return_counts_as_a_new_run() 
     cluster.wait_for(&[1, 2, 3, 4]);
     agents.remove(&4).expect("started").kill();
     agents.insert(4, cluster.agent(4, &["--discover"]));
-    agents[&1].says("returned");
+    agents[&1].says("node restarted");
     cluster.wait_for(&[1, 2, 3, 4]);
 }
