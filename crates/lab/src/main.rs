@@ -108,7 +108,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
             dipole_bench::rank(&args)?;
             true
         }
-        Command::Run(args) => return dipole_launch::execute(args, json).map_err(Into::into),
+        Command::Run(args) => return dipole_launch::execute(args, json),
         Command::Guard(args) => return Ok(dipole_launch::guard(args)),
         Command::Shim(args) => return Ok(dipole_launch::shim(&args)),
         Command::Reach(args) => return Ok(dipole_launch::reach(&args)),

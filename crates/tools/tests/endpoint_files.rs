@@ -310,7 +310,7 @@ except OSError as error:
     let output = end(command.spawn().expect("cat starts"));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
-        !output.status.success() && said.contains("start with `dipole sockets`"),
+        !output.status.success() && said.contains("start the program with `dipole sockets`"),
         "{said}"
     );
 }

@@ -256,7 +256,7 @@ fn a_wrong_hosts_file_is_broken_and_wrong_usage_is_something_else() {
         (
             "DIPOLE_PORTS",
             "9-8",
-            ["DIPOLE_PORTS", "two ports or more, as 7412-7500"],
+            ["DIPOLE_PORTS", "two or more ports, such as 7412-7500"],
         ),
     ] {
         let mut command = place.command(DIPOLE);
@@ -332,7 +332,7 @@ fn slow_settings_fail_only_on_request() {
         let report = Report::of(&mut command);
         let words = [
             "DIPOLE_LINK=udp is set",
-            "exchange packets",
+            "use packets",
             "unset DIPOLE_LINK",
         ];
         report.expect("shared memory", "this machine", "slow", &words);
