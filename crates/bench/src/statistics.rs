@@ -68,7 +68,7 @@ impl RoundTrips {
     }
 
     /// Returns the distribution: shares of all messages, and the one-way time that this share does not
-    /// exceed. Shares with fewer than [`LEAST_BEYOND`] values beyond them are left out.
+    /// exceed. Shares with fewer than `LEAST_BEYOND` values beyond them are left out.
     pub fn percentiles(&self) -> Vec<(f64, f64)> {
         let known = SHARES
             .into_iter()

@@ -5,7 +5,7 @@
 //! matching message that arrived first. Receives and messages are values of the caller, and sources
 //! are numbers.
 //!
-//! A receive is found by hash if it ignores at most [`MAX_IGNORED_BITS`] bits of the tag (MPI
+//! A receive is found by hash if it ignores at most `MAX_IGNORED_BITS` bits of the tag (MPI
 //! libraries ignore the bits of their own protocol); all others are compared in posting order.
 //! Memory grows with the number of entries and is reused, so the caller has to bound that number.
 //!

@@ -1,6 +1,6 @@
 //! The profile of a kind of link: everything that calibration has measured.
 //!
-//! Profiles are in the folder of [`profile_dir`](dipole_naming::environment::profile_dir). Saving
+//! Profiles are in the folder of [`profile_dir`]. Saving
 //! one measurement keeps the others, including fields that this version does not know.
 
 use std::path::{Path, PathBuf};

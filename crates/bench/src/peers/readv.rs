@@ -2,9 +2,9 @@
 //! between address spaces.
 //!
 //! Work: the sender publishes the address of its message, and the receiver lets the kernel copy it
-//! once and confirms. Short messages, at the beginning and end of a measurement, use [`Shm`]. Both
+//! once and confirms. Short messages, at the beginning and end of a measurement, use `Shm`. Both
 //! threads belong to one process, which only saves the permission check: the kernel still finds and
-//! pins the sender's pages. Like [`Shm`] this is an upper limit, not a competitor.
+//! pins the sender's pages. Like `Shm` this is an upper limit, not a competitor.
 
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! `dipole calibrate pacing`: finds the slots in which the processes of a superstep should send.
 //!
-//! It is a program of a job with one process on each node. [`exchange`] runs the supersteps and
-//! [`choice`] selects the slots. All members see the same numbers, so they make the same decisions
+//! It is a program of a job with one process on each node. `exchange` runs the supersteps and
+//! `choice` selects the slots. All members see the same numbers, so they make the same decisions
 //! without further messages.
 
 use std::io::Write;

@@ -330,11 +330,7 @@ fn slow_settings_fail_only_on_request() {
             .args(arguments)
             .env("DIPOLE_LINK", "udp");
         let report = Report::of(&mut command);
-        let words = [
-            "DIPOLE_LINK=udp is set",
-            "use packets",
-            "unset DIPOLE_LINK",
-        ];
+        let words = ["DIPOLE_LINK=udp is set", "use packets", "unset DIPOLE_LINK"];
         report.expect("shared memory", "this machine", "slow", &words);
         report.status
     };
