@@ -189,7 +189,7 @@ fn in_a_terminal_it_draws_reacts_to_keys_and_resizing_and_ends() {
             "by msg/s",
             "slowed.c:",
             "rank ",
-            "peers 1 by",
+            "peers 1 over",
         ])
     });
     println!("{}", text(&tmux.call(&["capture-pane", "-p"])));
