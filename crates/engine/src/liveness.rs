@@ -29,7 +29,7 @@ impl Engine {
     /// Applies the verdict on a silent peer.
     pub fn judge(&mut self, now: Instant, peer: PeerId, verdict: Verdict) {
         match verdict {
-            Verdict::Lives => self.core.machine.vouch(now, peer),
+            Verdict::Lives => self.core.machine.confirm_alive(now, peer),
             Verdict::Ended => self.core.machine.give_up(peer),
         }
         self.core.handle_events(&[][..]);

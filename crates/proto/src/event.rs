@@ -162,7 +162,7 @@ pub enum Event {
         incarnation: u64,
     },
     /// The peer owes an answer and has been silent. A third party may report that its process is
-    /// alive ([`Machine::vouch`](crate::Machine::vouch)) or that it has ended
+    /// alive ([`Machine::confirm_alive`](crate::Machine::confirm_alive)) or that it has ended
     /// ([`Machine::give_up`](crate::Machine::give_up)).
     Suspected {
         /// Id of the peer.

@@ -333,8 +333,8 @@ impl Machine {
     }
 
     /// A third party knows that the peer's process is alive, so its silence does not count.
-    pub fn vouch(&mut self, now: Instant, peer: PeerId) {
-        self.with(peer, |session, _| session.vouch(now));
+    pub fn confirm_alive(&mut self, now: Instant, peer: PeerId) {
+        self.with(peer, |session, _| session.confirm_alive(now));
     }
 
     /// A third party knows that the peer's process has ended.

@@ -416,8 +416,8 @@ impl Session {
     }
 
     /// A third party knows that the peer's process is alive.
-    pub(crate) fn vouch(&mut self, now: Instant) {
-        self.liveness.vouch(now);
+    pub(crate) fn confirm_alive(&mut self, now: Instant) {
+        self.liveness.confirm_alive(now);
     }
 
     pub(crate) fn watch(&mut self, watched: bool, now: Instant, shared: &Shared) {

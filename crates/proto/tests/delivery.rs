@@ -257,7 +257,7 @@ fn a_silent_peer_stays_while_a_third_party_vouches_for_it() {
     for count in 1..=10 {
         assert!(wire.run(2 * SECOND, |wire| wire.hosts[0].quiet.len() == count));
         let now = wire.now;
-        wire.hosts[0].machine.vouch(now, edge.peer);
+        wire.hosts[0].machine.confirm_alive(now, edge.peer);
     }
     assert!(wire.hosts[0].gone.is_empty());
     wire.hosts[0].machine.give_up(edge.peer);

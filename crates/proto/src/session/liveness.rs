@@ -53,7 +53,7 @@ impl Liveness {
     }
 
     /// A third party knows that the peer's process is alive.
-    pub(crate) fn vouch(&mut self, now: Instant) {
+    pub(crate) fn confirm_alive(&mut self, now: Instant) {
         if let Some(since) = &mut self.owed_since {
             *since = now;
             self.is_suspected = false;
@@ -193,7 +193,7 @@ mod tests {
     fn packets_and_vouching_end_the_silence() {
         let (mut liveness, config) = (Liveness::new(Instant(0)), config());
         assert!(liveness.suspect(Instant(150), &config));
-        liveness.vouch(Instant(200));
+        liveness.confirm_alive(Instant(200));
         assert!(!liveness.is_dead(Instant(499), &config));
         liveness.heard(Instant(250), true);
         assert_eq!(liveness.owed_since(), Some(Instant(250)));
