@@ -185,7 +185,7 @@ fn texts_of_a_file_do_nothing_to_a_terminal_and_name_no_other_file() {
     for link in ["../../etc/passwd", "udp/../..", ESCAPE] {
         std::fs::write(&file, bytes(0, link, "")).expect("ours");
         let why = read(&file).expect_err("refused");
-        assert!(why.contains("its head is damaged"), "{why}");
+        assert!(why.contains("its header is damaged"), "{why}");
     }
 }
 
