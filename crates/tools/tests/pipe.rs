@@ -217,7 +217,7 @@ fn one_ends(ends: &str, signal: Signal, port: Option<u16>) {
     let says = err(&last);
     let why = match (signal, ends) {
         (Signal::INT, _) => "interrupted there (SIGINT)",
-        (Signal::TERM, _) => "ended there (SIGTERM)",
+        (Signal::TERM, _) => "terminated there (SIGTERM)",
         (_, "send") => "was cut after 4 bytes: the process of endpoint",
         _ => "is gone",
     };
