@@ -3,7 +3,7 @@
 #![no_main]
 
 use dipole_naming::envelope::{Authenticator, Message, Opened};
-use dipole_naming::registry::{Announcement, Answer, Question};
+use dipole_naming::registry::{Announcement, Query, Response};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -19,11 +19,11 @@ fuzz_target!(|bytes: &[u8]| {
     }
     for bytes in [bytes, &right] {
         if let Ok(opened) = authenticator.open(bytes) {
-            reads_back::<Question>(&authenticator, &opened);
-            reads_back::<Answer>(&authenticator, &opened);
+            reads_back::<Query>(&authenticator, &opened);
+            reads_back::<Response>(&authenticator, &opened);
             reads_back::<Announcement>(&authenticator, &opened);
         }
-        let _ = authenticator.refuse(bytes, Question::KIND, dipole_naming::address::NodeId(1));
+        let _ = authenticator.refuse(bytes, Query::KIND, dipole_naming::address::NodeId(1));
         let _ = authenticator.refused(bytes, 1);
     }
 });
