@@ -10,7 +10,7 @@ const PROBE_BYTES: usize = size_of::<u64>();
 /// A random number in a process's memory, and its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// Address of the number.
+    /// Where the number is in the memory of its process.
     pub at: u64,
     /// The random number at that address.
     pub number: u64,

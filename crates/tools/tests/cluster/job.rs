@@ -10,7 +10,7 @@ use dipole_testbed::Testbed;
 
 use crate::common::example;
 
-/// More than any of these jobs takes.
+/// Longer than any of these jobs takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Job {

@@ -252,7 +252,7 @@ fn an_incarnation_forged_by_a_stranger_does_not_block_a_node_for_ever() {
     for incarnation in [u64::MAX, 1 << 63, (1 << 63) + 1, 1] {
         let mut cluster = Cluster::new(3);
         cluster.until_agreed(3, Duration::from_secs(10));
-        // It claims to be node 3, which is down, and responds as that.
+        // The stranger claims to be node 3, which is down, and answers as that node.
         cluster.nodes[2] = None;
         cluster.until_agreed(2, Duration::from_secs(30));
         let own = outside(2);
