@@ -22,6 +22,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use dipole_bench::output::Output;
 use dipole_bench::{RankArgs, side as bench_side};
+use tracing_subscriber::EnvFilter;
 
 /// Measurements of Dipole for papers and reports
 #[derive(Parser, Debug)]
@@ -67,13 +68,15 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    let filter = match dipole_node::log::filter() {
+        Ok(filter) => filter.unwrap_or_else(|| EnvFilter::new("warn")),
+        Err(error) => {
+            eprintln!("dipole-lab: {error}");
+            return ExitCode::from(2);
+        }
+    };
     tracing_subscriber::fmt()
-        .with_env_filter(
-            dipole_node::log::filter()
-                .ok()
-                .flatten()
-                .unwrap_or_else(|| tracing_subscriber::EnvFilter::new("warn")),
-        )
+        .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_target(false)
         .init();
