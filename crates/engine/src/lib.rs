@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arrivals;
 mod command;
 mod content;
 mod core;
@@ -167,6 +168,7 @@ impl Engine {
         config.packet_bytes = config.packet_bytes.min(caps.max_frame_bytes);
         let arriving = u32::try_from(caps.receive_frames).unwrap_or(u32::MAX);
         config.window_packets = config.window_packets.min(arriving).max(4);
+        config.queue_packets = arriving;
         let trailers = Trailers::new(key, secret, &mut config);
         let lanes = packets::lanes(&link);
         let frames = FramePool::new(config.frames as usize, config.packet_bytes);

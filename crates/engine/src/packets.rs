@@ -4,9 +4,10 @@ use std::io;
 
 use arrayvec::ArrayVec;
 use dipole_link::{Class, Link, Outgoing};
-use dipole_proto::wire::{Address, LaneAddress, MAX_LANES, Packet};
-use dipole_proto::{EdgeId, Instant, Seal, Transmit};
+use dipole_proto::wire::{Address, LaneAddress, MAX_LANES};
+use dipole_proto::{EdgeId, Instant, Seal, Train, Transmit};
 
+use super::arrivals::{Arrivals, TrainPayloads};
 use super::content::Content;
 use super::core::Core;
 use super::trailer::Trailers;
@@ -172,17 +173,16 @@ impl PacketPort {
         if class == Class::Bulk {
             self.bulk_quiet = 0;
         }
-        for index in 0..count {
-            let frame = self.link.frame(index);
-            self.traffic.bytes_received += frame.bytes.len() as u64;
-            let from = to_wire(frame.from);
-            let mut rest = frame.bytes;
-            while !rest.is_empty() {
-                let (packet, behind) = Packet::split_first(rest);
-                rest = behind;
-                self.traffic.packets_received += 1;
-                let (trailers, plain) = (&mut self.trailers, &mut self.plain);
-                take_packet(trailers, plain, core, (now, from), packet);
+        let mut arrivals = Arrivals::new(&self.link, count);
+        while let Some((from, packet)) = arrivals.next() {
+            self.traffic.bytes_received += packet.len() as u64;
+            self.traffic.packets_received += 1;
+            let (trailers, plain) = (&mut self.trailers, &mut self.plain);
+            let first = take_packet(trailers, plain, core, (now, from), packet);
+            if let Some(first) = first {
+                let taken = take_train(trailers, core, now, first, &mut arrivals);
+                self.traffic.bytes_received += (packet.len() * taken) as u64;
+                self.traffic.packets_received += taken as u64;
             }
         }
         Ok(true)
@@ -273,11 +273,15 @@ impl PacketPort {
         core.packer.close_idle_frames(&mut core.machine);
         while self.batch.is_empty() {
             self.encrypted.clear();
+            let mut like = None;
             while !self.batch.is_full() && core.machine.has_transmit() {
-                let frames = &mut core.packer.frames;
-                let Some(transmit) = core.machine.poll_transmit(now, frames) else {
+                let (machine, frames) = (&mut core.machine, &mut core.packer.frames);
+                let next = like.and_then(|like| machine.transmit_like(now, &like, frames));
+                let next = next.or_else(|| machine.poll_transmit(now, frames));
+                let Some(transmit) = next else {
                     break;
                 };
+                like = Some(transmit);
                 let frame = transmit.frame;
                 frames.pin(frame);
                 match self.close(frames, transmit) {
@@ -352,21 +356,36 @@ impl PacketPort {
     }
 }
 
-/// Passes a packet to the protocol if its trailer is valid.
+/// The first packet of a train, its source and its seal.
+struct First<'a> {
+    train: Train<'a>,
+    packet: &'a [u8],
+    from: Address,
+    seal: Seal,
+}
+
+/// Passes a packet to the protocol if its trailer is valid, unless it begins a train.
 #[inline]
-fn take_packet(
+fn take_packet<'a>(
     trailers: &mut Trailers,
     plain: &mut Vec<u8>,
     core: &mut Core,
     (now, from): (Instant, Address),
-    packet: &[u8],
-) {
-    let Ok(mut addressed) = core.machine.address(now, from, packet) else {
-        return;
-    };
+    packet: &'a [u8],
+) -> Option<First<'a>> {
+    let mut addressed = core.machine.address(now, from, packet).ok()?;
     if let Err(reason) = trailers.check(&mut addressed, packet, plain) {
         core.machine.count(reason);
-        return;
+        return None;
+    }
+    let seal = addressed.seal;
+    if let Some(train) = core.machine.begin_train(&addressed) {
+        return Some(First {
+            train,
+            packet,
+            from,
+            seal,
+        });
     }
     let (addressed, packet) = match addressed.seal {
         Seal::Session { encrypts: true, .. } => (addressed.decrypted(plain), &plain[..]),
@@ -380,6 +399,40 @@ fn take_packet(
         None => core.handle_events(packet),
         Some(whole) => core.handle_events(&whole[..]),
     }
+    None
+}
+
+/// Passes a train to the protocol: its first packet, and those that follow it and have valid
+/// trailers. Returns the number of the latter.
+fn take_train<'a>(
+    trailers: &mut Trailers,
+    core: &mut Core,
+    now: Instant,
+    first: First<'a>,
+    arrivals: &mut Arrivals<'a>,
+) -> usize {
+    let First {
+        mut train,
+        packet,
+        from,
+        seal,
+    } = first;
+    let mut payloads = TrainPayloads::new(packet, seal.bytes());
+    let mut ahead = *arrivals;
+    while !payloads.is_full()
+        && let Some((source, next)) = ahead.next()
+        && source == from
+        && train.expects(next)
+        && trailers.is_intact(next, seal)
+    {
+        train.add(next);
+        payloads.push(next);
+        *arrivals = ahead;
+    }
+    let followers = train.count() as usize - 1;
+    core.machine.on_train(now, from, train);
+    core.handle_events(&payloads);
+    followers
 }
 
 /// Offers several packets. Not inlined because of the stack space it needs.

@@ -124,6 +124,26 @@ impl Trailers {
         whole.then_some(()).ok_or(DropReason::Damaged)
     }
 
+    /// True if a packet of a session whose records are not encrypted has a valid trailer.
+    #[inline]
+    pub(super) fn is_intact(&mut self, packet: &[u8], seal: Seal) -> bool {
+        let Some(end) = packet.len().checked_sub(seal.bytes()) else {
+            return false;
+        };
+        match seal {
+            Seal::Crc32c { mask } => checksum_is_right(packet, end, mask),
+            Seal::Session {
+                serial,
+                index,
+                encrypts: false,
+            } => self.keys.as_mut().is_some_and(|keys| {
+                let opened = keys.sessions.open((index, serial), packet, end, None);
+                opened.is_ok()
+            }),
+            Seal::Session { .. } | Seal::Proof => false,
+        }
+    }
+
     #[cold]
     fn is_proven(&self, frame: &[u8], end: usize) -> bool {
         let proof = &frame[end..end + PROOF_BYTES];

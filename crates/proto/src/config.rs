@@ -32,6 +32,9 @@ pub struct Config {
     /// Most packets in flight to or from one peer. They should fit the processor's cache: on a virtual
     /// interface 256 packets of 1472 bytes had twice the throughput of 1024.
     pub session_packets: u32,
+    /// Packets that the receive queues of this process hold, of all peers together. Peers may have as
+    /// many in flight while the process is off its core.
+    pub queue_packets: u32,
     /// Most peers. Further hellos are refused, unless idle peers turn out to be dead.
     pub max_peers: u32,
     /// Most open incoming edges of all peers together. Messages that need another one are refused.
@@ -78,9 +81,10 @@ impl Default for Config {
             node: 1,
             packet_bytes: 1472,
             base_packet_bytes: PATH_PACKET_BYTES,
-            frames: 1024,
+            frames: 4096,
             window_packets: 1024,
             session_packets: 256,
+            queue_packets: 1024,
             max_peers: 4096,
             max_edges: 1 << 17,
             pool_bytes: 64 << 20,

@@ -71,15 +71,15 @@ impl Downlink {
         self.limit
     }
 
-    /// Counts a packet of this length.
+    /// Counts packets of this length.
     #[inline]
-    pub(crate) fn on_packet(&mut self, bytes: u16) {
-        self.meter.bytes += u64::from(bytes) + FRAME_BYTES;
+    pub(crate) fn on_packets(&mut self, bytes: u16, count: u32) {
+        self.meter.bytes += (u64::from(bytes) + FRAME_BYTES) * u64::from(count);
     }
 
     #[inline]
-    pub(crate) fn unit_arrived(&mut self) {
-        self.meter.units += 1;
+    pub(crate) fn units_arrived(&mut self, units: u32) {
+        self.meter.units += units;
     }
 
     /// Sets whether the whole limit is granted from now on.
@@ -190,8 +190,8 @@ mod tests {
         for _ in 0..rounds {
             let packets = downlink.limit().unwrap_or(256);
             for _ in 0..packets {
-                downlink.on_packet(1434);
-                downlink.unit_arrived();
+                downlink.on_packets(1434, 1);
+                downlink.units_arrived(1);
             }
             *now = now.after(round_trip_ns.max(u64::from(packets) * 1500));
             downlink.stepped(*now);

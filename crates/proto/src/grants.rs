@@ -5,15 +5,19 @@
 //! Afterwards [`Grants`] keeps the packets in flight below the limit that [`Downlink`] finds.
 //! Senders that are held back announce their backlog. Few send at a time, those with the least
 //! backlog first.
+//!
+//! A process that does not run for a while because others use its core (not because of the network)
+//! finds that out from the packets waiting for it, and grants windows as wide as its receive queues.
 
 #[cfg(test)]
 mod model;
 
 use alloc::vec::Vec;
 
+use crate::config::Config;
 use crate::downlink::Downlink;
 use crate::event::PeerId;
-use crate::time::{Instant, MILLISECOND, SECOND};
+use crate::time::{Instant, MICROSECOND, MILLISECOND, SECOND};
 
 /// Packets that may arrive without a grant. No switch port buffers fewer.
 const UNASKED: u32 = 32;
@@ -25,6 +29,45 @@ const LEAST_FREE: u32 = 4;
 const STALL_NS: u64 = MILLISECOND;
 /// Packets of different peers within this time mean that several are sending.
 const CROWDED_NS: u64 = SECOND;
+
+/// A pause between two steps that is longer than a full window takes to handle.
+const ABSENCE_NS: u64 = 400 * MICROSECOND;
+/// Windows stay wide for this long after an absence: some turns of the scheduler.
+const WIDE_NS: u64 = 50 * MILLISECOND;
+/// Longest wide window of a peer. More packets would leave the processor's cache for no gain.
+const WIDE_BYTES: u64 = 4 << 20;
+
+/// Finds out that this process is often off its core while packets wait for it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Absence {
+    stepped_at: Instant,
+    /// Units that arrived in the current step.
+    arriving: u32,
+    /// Units found since the last late step, while each step found some.
+    found: Option<u32>,
+    wide_until: Instant,
+}
+
+impl Absence {
+    /// Ends a step. A late one, after which at least `window` units are found waiting, shows that
+    /// their senders could not go on.
+    fn stepped(&mut self, window: u32, now: Instant) {
+        if now.since(self.stepped_at) > ABSENCE_NS {
+            self.found = Some(0);
+        }
+        self.stepped_at = now;
+        let arrived = core::mem::take(&mut self.arriving);
+        self.found = self.found.filter(|_| arrived > 0).map(|it| it + arrived);
+        if self.found.is_some_and(|found| found >= window) {
+            self.found = None;
+            self.wide_until = now.after(WIDE_NS);
+        }
+    }
+
+    fn is_recent(&self) -> bool {
+        self.stepped_at < self.wide_until
+    }
+}
 
 /// Counts the peers that send within periods of about 4 ms.
 #[derive(Clone, Copy, Debug, Default)]
@@ -92,6 +135,9 @@ impl Waiting {
 pub(crate) struct Grants {
     window_packets: u32,
     session_packets: u32,
+    /// Packets of all wide windows together, and of one.
+    wide_packets: (u32, u32),
+    absence: Absence,
     senders: Senders,
     downlink: Downlink,
     waiting: Vec<Waiting>,
@@ -111,12 +157,16 @@ pub(crate) struct Grants {
 }
 
 impl Grants {
-    pub(crate) fn new(window_packets: u32, session_packets: u32) -> Grants {
+    pub(crate) fn new(config: &Config) -> Grants {
+        let wide_packets = WIDE_BYTES / config.packet_bytes.max(1) as u64;
+        let wide_packets = u32::try_from(wide_packets).unwrap_or(u32::MAX);
         Grants {
-            window_packets,
-            session_packets,
+            window_packets: config.window_packets,
+            session_packets: config.session_packets,
+            wide_packets: (config.queue_packets, wide_packets),
+            absence: Absence::default(),
             senders: Senders::default(),
-            downlink: Downlink::new(window_packets),
+            downlink: Downlink::new(config.window_packets),
             waiting: Vec::new(),
             turns: 0,
             free: 0,
@@ -149,29 +199,40 @@ impl Grants {
                 let crowd = self.crowd.max(self.former_crowd).max(self.senders.count());
                 limit.min(UNASKED) / crowd
             }
-            _ => {
-                let share = self.window_packets / self.senders.count();
-                share.min(self.session_packets).max(4)
+            _ if self.absence.is_recent() => {
+                let (all, one) = self.wide_packets;
+                (all / self.senders.count())
+                    .min(one)
+                    .max(self.usual_window())
             }
+            _ => self.usual_window(),
         }
     }
 
-    /// Counts a packet of this length.
-    #[inline]
-    pub(crate) fn on_packet(&mut self, bytes: u16) {
-        self.downlink.on_packet(bytes);
+    /// The window of a peer while this process runs and the queue has not overflowed.
+    fn usual_window(&self) -> u32 {
+        let share = self.window_packets / self.senders.count();
+        share.min(self.session_packets).max(4)
     }
 
-    /// Counts a unit from a peer that was last counted in `period` and has `left` announced packets
-    /// to send. Returns the new period.
+    /// Counts packets of this length.
+    #[inline]
+    pub(crate) fn on_packets(&mut self, bytes: u16, count: u32) {
+        self.downlink.on_packets(bytes, count);
+    }
+
+    /// Counts units from a peer that was last counted in `period` and then has `left` announced
+    /// packets to send. If grants are [limited](Self::is_limited), it is one unit. Returns the new
+    /// period.
     #[inline]
     pub(crate) fn arrived(
         &mut self,
         (peer, period): (PeerId, u64),
-        left: u32,
+        (units, left): (u32, u32),
         now: Instant,
     ) -> u64 {
-        self.downlink.unit_arrived();
+        self.downlink.units_arrived(units);
+        self.absence.arriving += units;
         if self.last_sender != Some(peer) {
             if self.last_sender.is_some() {
                 self.crowded_until = now.after(CROWDED_NS);
@@ -252,6 +313,7 @@ impl Grants {
     /// All available packets were handled.
     #[inline]
     pub(crate) fn stepped(&mut self, now: Instant) {
+        self.absence.stepped(self.usual_window() / 2, now);
         if self.downlink.stepped(now) && !self.waiting.is_empty() {
             self.free = u32::MAX;
         }
@@ -314,7 +376,8 @@ impl Grants {
 impl core::hash::Hash for Grants {
     fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
         let crowd = self.crowd.max(self.former_crowd).max(self.senders.count());
-        (&self.downlink, crowd, self.opened).hash(state);
+        let is_wide = self.absence.is_recent();
+        (&self.downlink, crowd, self.opened, is_wide).hash(state);
         for it in &self.waiting {
             (it.peer, it.turn, it.left, it.window, it.bound).hash(state);
         }
@@ -327,10 +390,10 @@ mod tests {
 
     /// Grants after an overflow, the time, and this many peers.
     pub(super) fn overflowed(peers: u32) -> (Grants, Instant, Vec<PeerId>) {
-        let (mut grants, now) = (Grants::new(1024, 256), Instant(1));
+        let (mut grants, now) = (Grants::new(&Config::default()), Instant(1));
         let peers: Vec<PeerId> = (1..=peers).map(PeerId).collect();
         for peer in &peers {
-            grants.arrived((*peer, u64::MAX), 0, now);
+            grants.arrived((*peer, u64::MAX), (1, 0), now);
         }
         grants.lost();
         (grants, now, peers)
@@ -342,12 +405,45 @@ mod tests {
 
     #[test]
     fn the_window_is_shared_evenly_while_nothing_overflows() {
-        let mut grants = Grants::new(1024, 256);
+        let mut grants = Grants::new(&Config::default());
         assert_eq!(grants.window(PeerId(1)), 256);
         for peer in 1..=64 {
-            grants.arrived((PeerId(peer), u64::MAX), 0, Instant(1));
+            grants.arrived((PeerId(peer), u64::MAX), (1, 0), Instant(1));
         }
         assert_eq!(grants.window(PeerId(1)), 16);
+    }
+
+    #[test]
+    fn the_window_is_wide_while_packets_wait_for_a_process_without_a_core() {
+        let config = Config {
+            queue_packets: 3000,
+            ..Config::default()
+        };
+        let mut grants = Grants::new(&config);
+        let peer = PeerId(1);
+        let mut period = u64::MAX;
+        let mut step = |grants: &mut Grants, now: u64, packets: u32| {
+            for _ in 0..packets {
+                period = grants.arrived((peer, period), (1, 0), Instant(now));
+            }
+            grants.stepped(Instant(now));
+            grants.window(peer)
+        };
+        let mut now = SECOND;
+        assert_eq!(step(&mut grants, now, 0), 256);
+        for _ in 0..100 {
+            now += ABSENCE_NS / 2;
+            assert_eq!(step(&mut grants, now, 200), 256, "it runs often enough");
+        }
+        now += 2 * ABSENCE_NS;
+        assert_eq!(step(&mut grants, now, 60), 256, "its peer was not held up");
+        assert_eq!(step(&mut grants, now + 1, 0), 256);
+        assert_eq!(step(&mut grants, now + 2, 200), 256);
+        now += 2 * ABSENCE_NS;
+        assert_eq!(step(&mut grants, now, 60), 256);
+        assert_eq!(step(&mut grants, now + 1, 80), 2849, "4 MiB of packets");
+        assert_eq!(step(&mut grants, now + WIDE_NS, 200), 2849);
+        assert_eq!(step(&mut grants, now + 2 * WIDE_NS, 0), 256);
     }
 
     #[test]
@@ -383,7 +479,7 @@ mod tests {
         grants.stepped(now);
         assert_eq!(windows(&grants, &peers), [8, 0]);
         for left in (92..100).rev() {
-            grants.arrived((peers[0], 0), left, now);
+            grants.arrived((peers[0], 0), (1, left), now);
         }
         grants.stepped(now);
         assert_eq!(windows(&grants, &peers), [8, 8]);

@@ -104,14 +104,26 @@ impl Holes {
         }
     }
 
+    /// True if a number, of which these are the low 32 bits, is the one after the highest arrival.
+    #[inline]
+    pub(crate) fn expects(&self, low: u32) -> bool {
+        widen(low, self.next) == self.top
+    }
+
+    /// Records the arrival of the `count` numbers after the highest.
+    #[inline]
+    pub(crate) fn append(&mut self, count: u32) {
+        self.top += u64::from(count);
+        if self.missing.is_empty() {
+            self.next = self.top;
+        }
+    }
+
     /// Records the arrival of a number.
     #[inline]
     pub fn record(&mut self, number: u64) -> Arrival {
         if number == self.top {
-            self.top += 1;
-            if self.missing.is_empty() {
-                self.next = self.top;
-            }
+            self.append(1);
             return Arrival::New;
         }
         let arrival = self.classify(number);

@@ -201,6 +201,21 @@ impl LaneIn {
         self.holes.record(number)
     }
 
+    /// True if a number, of which these are the low 32 bits, is the one after the highest arrival.
+    #[inline]
+    pub(crate) fn expects(&self, number: u32) -> bool {
+        self.holes.expects(number)
+    }
+
+    /// Records the arrival of the next `count` numbers. The sender's floor is `settled` below the first.
+    #[inline]
+    pub(crate) fn append(&mut self, settled: u16, count: u32) {
+        let floor = self.holes.top().saturating_sub(settled.into());
+        self.holes.settle(floor);
+        self.holes.append(count);
+        self.dirty = true;
+    }
+
     /// Applies the floor of a packet whose contents were not accepted.
     pub(crate) fn settle(&mut self, floor: u64) {
         self.holes.settle(floor);

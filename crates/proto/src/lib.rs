@@ -60,7 +60,7 @@ pub use error::{BeginError, ConnectError, EdgeError, ProtocolViolation};
 pub use event::{EdgeId, Event, GoneReason, KeyMismatch, PathChange, PeerId};
 pub use holes::{Arrival, Hole, Holes, MAX_HOLES};
 pub use key::{Agreement, Party, Seal};
-pub use machine::{Addressed, Machine, RENEWAL_NS};
+pub use machine::{Addressed, Machine, RENEWAL_NS, Train};
 pub use path_state::LaneState;
 pub use pipe::Delivery;
 pub use region::{Region, Rights};

@@ -7,9 +7,11 @@ mod peers;
 mod pipes;
 mod room;
 mod timers;
+mod trains;
 mod view;
 
 pub use packets::Addressed;
+pub use trains::Train;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -403,9 +405,7 @@ impl Machine {
                 let deadline = session.deadline(&self.shared);
                 self.timers.arm(index, deadline);
                 if !session.has_transmit() {
-                    session.is_ready = false;
-                    self.ready.pop_front();
-                    self.turn_left = TURN;
+                    self.end_turn();
                 }
                 return transmit;
             }
@@ -420,6 +420,15 @@ impl Machine {
             }
         }
         None
+    }
+
+    /// The first session in line has nothing more to send.
+    fn end_turn(&mut self) {
+        let first = self.ready.pop_front();
+        if let Some(session) = first.and_then(|index| self.peers.session_at_mut(index)) {
+            session.is_ready = false;
+        }
+        self.turn_left = TURN;
     }
 
     /// True if [`poll_transmit`](Self::poll_transmit) may return a packet.

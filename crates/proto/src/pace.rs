@@ -8,6 +8,9 @@
 //! - Losses while packets queue up mean that a queue overflows which others may share. The limit
 //!   shrinks and then grows slowly, as TCP's does.
 //! - Many losses mean that too much is sent, whatever the reason.
+//!
+//! A receiver that is often off its core grants a *wide* window, because its queue holds the packets
+//! meanwhile. Then late acknowledgements say nothing about the path, but losses still do.
 
 /// The limit shrinks when more than one packet in this many is lost.
 const TOLERATED_LOSS: u32 = 8;
@@ -23,7 +26,10 @@ const LEAST_GRANTED: u32 = 8;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Pace {
     limit: u32,
-    max: u32,
+    /// Largest limit unless the window is wide.
+    usual: u32,
+    /// Frames of this process.
+    frames: u32,
     /// Packets in flight that the peer permits.
     granted: u32,
     /// From here on the limit grows by one packet per window.
@@ -40,12 +46,15 @@ pub(crate) struct Pace {
 pub(crate) type View = (u32, u32, u32, u32, u32, bool, bool);
 
 impl Pace {
-    pub(crate) fn new(max: u32) -> Pace {
-        let max = max.max(1);
+    /// At most `usual` packets in flight unless the peer grants more, and never more than `frames`.
+    pub(crate) fn new(frames: u32, usual: u32) -> Pace {
+        let frames = frames.max(1);
+        let usual = usual.clamp(1, frames);
         Pace {
-            limit: START.min(max),
-            max,
-            granted: max,
+            limit: START.min(usual),
+            usual,
+            frames,
+            granted: usual,
             knee: u32::MAX,
             sent: 0,
             lost: 0,
@@ -61,14 +70,19 @@ impl Pace {
         self.limit.max(least).min(self.granted)
     }
 
-    /// The peer's grant, if that is below the maximum.
+    /// The peer's grant, if that is below the usual limit.
     pub(crate) fn restricted_to(&self) -> Option<u32> {
-        (self.granted < self.max).then_some(self.granted)
+        (self.granted < self.usual).then_some(self.granted)
+    }
+
+    /// True while the peer grants more than usual.
+    fn is_wide(&self) -> bool {
+        self.granted > self.usual
     }
 
     /// The state, without fields that cannot affect the limit.
     pub(crate) fn view(&self) -> View {
-        if self.max <= FLOOR {
+        if self.usual <= FLOOR {
             return (self.limit, self.granted, 0, 0, 0, false, false);
         }
         let Pace {
@@ -86,7 +100,12 @@ impl Pace {
 
     /// The peer allows at most this many packets in flight.
     pub(crate) fn grant(&mut self, packets: u32) {
-        self.granted = packets;
+        self.granted = packets.min(self.frames);
+        self.limit = self.limit.min(self.most());
+    }
+
+    fn most(&self) -> u32 {
+        self.usual.max(self.granted)
     }
 
     pub(crate) fn sent(&mut self) {
@@ -102,10 +121,11 @@ impl Pace {
         } else {
             self.settling = false;
             self.limit += match self.limit < self.knee {
+                true if self.is_wide() => self.limit,
                 true => self.limit / 4 + 1,
                 false => 1,
             };
-            self.limit = self.limit.min(self.max);
+            self.limit = self.limit.min(self.most());
         }
         self.begin_window();
     }
@@ -116,14 +136,16 @@ impl Pace {
         self.overflowed |= waiting;
     }
 
-    /// Nothing was acknowledged in time: restart carefully.
+    /// Nothing was acknowledged in time: restart carefully, unless that is expected.
     pub(crate) fn timed_out(&mut self) {
-        self.limit = (self.limit / 2).max(FLOOR).min(self.max);
+        if !self.is_wide() {
+            self.limit = (self.limit / 2).max(FLOOR).min(self.usual);
+        }
         self.begin_window();
     }
 
     fn shrink(&mut self, by: u32, floor: u32) {
-        self.limit = (self.limit - by).max(floor).min(self.max);
+        self.limit = (self.limit - by).max(floor).min(self.most());
         self.knee = self.limit;
         self.settling = true;
     }
@@ -154,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_few_losses_keep_the_window_open_and_many_shrink_it() {
-        let mut pace = Pace::new(1000);
+        let mut pace = Pace::new(1000, 1000);
         run(&mut pace, 20_000, 100);
         assert_eq!(pace.allowed(), 1000);
         run(&mut pace, 20_000, 3);
@@ -166,7 +188,7 @@ mod tests {
 
     #[test]
     fn an_overflowing_queue_is_shared_and_free_capacity_is_used() {
-        let mut pace = Pace::new(256);
+        let mut pace = Pace::new(256, 256);
         run(&mut pace, 20_000, 1_000);
         assert_eq!(pace.allowed(), 256);
         run_queued(&mut pace, 256 * 3, 100, true);
@@ -185,8 +207,29 @@ mod tests {
     }
 
     #[test]
+    fn a_wide_window_survives_silence_but_not_losses() {
+        let mut pace = Pace::new(4096, 256);
+        run(&mut pace, 20_000, 10_000);
+        assert_eq!(pace.allowed(), 256, "the usual limit");
+        pace.grant(3000);
+        run(&mut pace, 256 + 512 + 1024 + 2048, 10_000);
+        assert_eq!(pace.allowed(), 3000);
+        pace.timed_out();
+        assert_eq!(pace.allowed(), 3000);
+        run(&mut pace, 20_000, 3);
+        assert!(pace.allowed() <= 32, "{}", pace.allowed());
+        run(&mut pace, 1_000_000_000, 10_000_000);
+        pace.grant(10_000);
+        assert!(pace.allowed() <= 4096, "no more than there are frames");
+        pace.grant(256);
+        assert_eq!(pace.restricted_to(), None);
+        pace.timed_out();
+        assert_eq!(pace.allowed(), 128);
+    }
+
+    #[test]
     fn the_peers_window_is_never_exceeded() {
-        let mut pace = Pace::new(1000);
+        let mut pace = Pace::new(1000, 1000);
         run(&mut pace, 20_000, 1000);
         pace.grant(10);
         assert_eq!(pace.allowed(), 10);

@@ -265,6 +265,14 @@ impl SendWindow {
         (is_alone && self.flying < allowed).then(|| self.begin_unit(slot, false))
     }
 
+    /// The frame that [`next`](Self::next) returns, if that begins a new unit.
+    #[inline]
+    pub(crate) fn peek_new(&self, allowed: u32) -> Option<Slot> {
+        let is_new = self.repeats.is_empty() && self.cuts.is_empty() && self.flying < allowed;
+        let slot = self.small.front().or(self.bulk.front())?;
+        is_new.then_some(*slot)
+    }
+
     /// The next piece to send, if fewer than `allowed` packets are in flight: parts of the oldest
     /// unit first, then retransmissions, then new units. It must be [`sent`](Self::sent) before the
     /// next call.

@@ -14,6 +14,7 @@ mod recover;
 mod requests;
 mod retransmission;
 mod sizing;
+mod trains;
 mod transmit;
 mod view;
 
@@ -41,6 +42,7 @@ use retransmission::Retransmission;
 use sizing::Sizing;
 
 pub use paths::LaneStatus;
+pub(crate) use trains::Pieces;
 pub use transmit::{Frame, Frames, Transmit};
 pub use view::{LaneView, View};
 
@@ -205,7 +207,7 @@ impl Session {
             paths: Paths::new(secret),
             control: ControlLane::starting_at(first),
             window: SendWindow::starting_at(first),
-            pace: Pace::new(1),
+            pace: Pace::new(1, 1),
             retransmission: Retransmission::new(),
             unreliable: alloc::collections::VecDeque::new(),
             units: Holes::starting_at(first),
@@ -248,8 +250,8 @@ impl Session {
         let most = shared.config.packet_bytes;
         let most = most.min(usize::from(hello.max_packet_bytes));
         self.sizing = Sizing::new(shared.config.base_packet_bytes, most);
-        let frames = shared.config.frames.min(shared.config.session_packets);
-        self.pace = Pace::new(frames);
+        let usual = shared.config.session_packets;
+        self.pace = Pace::new(shared.config.frames, usual);
         self.pace.grant(hello.window_packets);
         self.flow.announce_window(shared.config.hello_window());
         self.channel.open(hello.initial_credit_bytes);

@@ -94,7 +94,7 @@ impl Shared {
             processes: 1,
             committed: 0,
             edges_in: 0,
-            grants: Grants::new(config.window_packets, config.session_packets),
+            grants: Grants::new(&config),
             config,
             assemblies: 0,
             assembled: None,
@@ -118,7 +118,8 @@ impl Shared {
     /// Packets accepted from a peer before an acknowledgement is sent unasked: n/2p of the thesis,
     /// but at most a quarter of the `window` that the peer knows.
     pub(crate) fn packets_per_ack(&self, window: u32) -> u32 {
-        let n = self.config.frames + self.config.window_packets;
+        let window_packets = self.config.window_packets;
+        let n = self.config.frames.min(window_packets) + window_packets;
         (n / (2 * self.processes.max(1))).min(window / 4).max(1)
     }
 

@@ -1,8 +1,8 @@
 //! The fast paths for common packets must have the same effect as the general path.
 //!
 //! A copy of each receiver also gets each packet with one more record that all receivers skip, so
-//! that the copy takes the general path. For a message that may be sent alone, a copy of the sender
-//! takes the general path.
+//! that the copy takes the general path. Another copy gets packets that arrive together one by one. For
+//! a message that may be sent alone, a copy of the sender takes the general path.
 
 #![allow(
     missing_docs,
@@ -19,8 +19,8 @@ use std::hash::Hasher;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dipole_proto::wire::{Address, Flags, Header, Kind, Packet, Payloads};
-use dipole_proto::{Config, EdgeId, Event, Instant, Machine};
-use pair::{Host, Random, Wire, connected, payload};
+use dipole_proto::{Config, EdgeId, Event, Instant, Machine, Transmit};
+use pair::{Host, Random, Wire, connected, payload, payload_of};
 use proptest::prelude::*;
 
 const SECOND: u64 = 1_000_000_000;
@@ -31,8 +31,11 @@ const IGNORABLE_RECORD: [u8; 4] = [0x80, 0, 0, 0];
 static LONE: AtomicU64 = AtomicU64::new(0);
 static PACKED: AtomicU64 = AtomicU64::new(0);
 
-/// Pieces of messages handled by the fast path.
+/// Packets handled as parts of trains, and trains of several.
 static PIECES: AtomicU64 = AtomicU64::new(0);
+static TRAINS: AtomicU64 = AtomicU64::new(0);
+/// Packets that repeat the header of the one before.
+static REPEATED: AtomicU64 = AtomicU64::new(0);
 /// Messages sent by the fast path.
 static ALONE: AtomicU64 = AtomicU64::new(0);
 
@@ -48,11 +51,89 @@ struct Outcome {
     counters: String,
 }
 
-impl Outcome {
-    /// True if a piece was stored and its message is incomplete.
-    fn holds_a_piece(&self) -> bool {
-        matches!(&self.others[..], [only] if only.starts_with("Hold"))
+/// Events of a machine, with the bytes of pieces.
+#[derive(Debug, Default, PartialEq)]
+struct Log {
+    /// Edge, message, length of the message, and consecutive bytes from an offset on.
+    pieces: Vec<(EdgeId, u64, u64, u64, Vec<u8>)>,
+    others: Vec<(String, Vec<u8>)>,
+    released: Vec<u32>,
+}
+
+impl Log {
+    fn add(&mut self, machine: &mut Machine, packet: &[u8]) {
+        self.released
+            .extend(std::iter::from_fn(|| machine.poll_released()));
+        while let Some(event) = machine.poll_event() {
+            let Event::Hold {
+                edge,
+                sequence,
+                offset,
+                total,
+                operation: false,
+                bytes,
+                ..
+            } = event
+            else {
+                let seen = match &event {
+                    Event::Deliver { bytes, .. } => packet[bytes.clone()].to_vec(),
+                    Event::DeliverRun { records, .. } => packet[records.clone()].to_vec(),
+                    _ => Vec::new(),
+                };
+                self.others.push((format!("{event:?}"), seen));
+                continue;
+            };
+            let bytes = &packet[bytes];
+            if let Some((of, number, _, from, known)) = self.pieces.last_mut()
+                && (*of, *number, *from + known.len() as u64) == (edge, sequence, offset)
+            {
+                known.extend(bytes);
+            } else {
+                let piece = (edge, sequence, total, offset, bytes.to_vec());
+                self.pieces.push(piece);
+            }
+        }
     }
+}
+
+/// Compares the effects of packets that arrive together with those of the same packets one by one.
+fn compare_trains(host: &Host, now: Instant, from: Address, packets: &[Vec<u8>]) {
+    let (mut single, mut together) = (host.machine.clone(), host.machine.clone());
+    let (mut one_by_one, mut at_once) = (Log::default(), Log::default());
+    for packet in packets {
+        compare(&single, now, from, packet);
+        if let Ok(addressed) = single.address(now, from, packet) {
+            let _counted = single.on_packet(now, from, &addressed);
+        }
+        one_by_one.add(&mut single, packet);
+    }
+    let mut left = packets.iter().peekable();
+    while let Some(packet) = left.next() {
+        let Ok(addressed) = together.address(now, from, packet) else {
+            at_once.add(&mut together, packet);
+            continue;
+        };
+        let Some(mut train) = together.begin_train(&addressed) else {
+            let _counted = together.on_packet(now, from, &addressed);
+            at_once.add(&mut together, packet);
+            continue;
+        };
+        let mut payloads = payload_of(packet).to_vec();
+        while let Some(next) = left.next_if(|next| train.expects(next)) {
+            train.add(next);
+            payloads.extend(payload_of(next));
+        }
+        PIECES.fetch_add(train.count().into(), Ordering::Relaxed);
+        TRAINS.fetch_add(u64::from(train.count() > 1), Ordering::Relaxed);
+        together.on_train(now, from, train);
+        at_once.add(&mut together, &payloads);
+    }
+    assert_eq!(one_by_one, at_once);
+    assert_eq!(views(&single, now), views(&together, now));
+    assert_eq!(single.stats(), together.stats());
+    assert_eq!(single.pool_used(), together.pool_used());
+    assert_eq!(single.next_deadline(), together.next_deadline());
+    assert_eq!(single.has_transmit(), together.has_transmit());
 }
 
 /// The visible state of a machine's sessions.
@@ -114,39 +195,31 @@ fn lengthened(packet: &[u8], trailer_bytes: usize) -> Option<Vec<u8>> {
 }
 
 /// Compares the effects of both paths on the receiver of a packet.
-fn compare(host: &Host, now: Instant, from: Address, packet: &[u8]) {
-    let Ok(addressed) = host
-        .machine
-        .clone()
-        .address(now, from, packet)
-        .map(|addressed| {
-            (
-                addressed.seal.bytes(),
-                addressed.packet.header(),
-                addressed.packet.run(),
-                addressed.packet.fragment(),
-            )
-        })
-    else {
+fn compare(machine: &Machine, now: Instant, from: Address, packet: &[u8]) {
+    let Ok(addressed) = machine.clone().address(now, from, packet).map(|addressed| {
+        (
+            addressed.seal.bytes(),
+            addressed.packet.header(),
+            addressed.packet.run(),
+        )
+    }) else {
         return;
     };
-    let (trailer_bytes, header, run, fragment) = addressed;
+    let (trailer_bytes, header, run) = addressed;
     if header.kind != Kind::Data || !header.flags.has(Flags::UNIT) || !header.part.is_whole() {
         return;
     }
     let longer = lengthened(packet, trailer_bytes).expect("a packet");
     let longer_packet = Packet::parse(&longer, trailer_bytes).expect("a packet");
-    assert!(longer_packet.run().is_none() && longer_packet.fragment().is_none());
+    assert!(longer_packet.run().is_none());
     if let Some(run) = run {
         let counter = if run.count == 1 { &LONE } else { &PACKED };
         counter.fetch_add(1, Ordering::Relaxed);
     }
-    let short = outcome(host.machine.clone(), now, from, packet);
-    let further = fragment.is_some_and(|fragment| fragment.offset > 0);
-    if further && short.as_ref().is_some_and(Outcome::holds_a_piece) {
-        PIECES.fetch_add(1, Ordering::Relaxed);
-    }
-    assert_eq!(short, outcome(host.machine.clone(), now, from, &longer));
+    assert_eq!(
+        outcome(machine.clone(), now, from, packet),
+        outcome(machine.clone(), now, from, &longer)
+    );
 }
 
 /// Compares what both paths send for a message.
@@ -172,6 +245,27 @@ fn compare_sending(host: &Host, now: Instant, edge: EdgeId, payload: &[u8]) {
     assert_eq!(short.stats(), long.stats());
 }
 
+/// Compares the packet that repeats the last header with the one that is chosen without it.
+fn compare_repeated(host: &Host, now: Instant, last: &Transmit) {
+    let (mut short, mut short_pool) = (host.machine.clone(), host.pool.clone());
+    let Some(sent) = short.transmit_like(now, last, &mut short_pool) else {
+        assert_eq!(
+            views(&short, now),
+            views(&host.machine, now),
+            "nothing has changed"
+        );
+        return;
+    };
+    REPEATED.fetch_add(1, Ordering::Relaxed);
+    let (mut long, mut long_pool) = (host.machine.clone(), host.pool.clone());
+    assert_eq!(long.poll_transmit(now, &mut long_pool), Some(sent));
+    assert_eq!(short_pool.frames, long_pool.frames);
+    assert_eq!(views(&short, now), views(&long, now));
+    assert_eq!(short.next_deadline(), long.next_deadline());
+    assert_eq!(short.has_transmit(), long.has_transmit());
+    assert_eq!(short.stats(), long.stats());
+}
+
 fn converse(seed: u64, loss: f64, initial_credit_bytes: u32) {
     let config = Config {
         initial_credit_bytes,
@@ -193,7 +287,8 @@ fn converse(seed: u64, loss: f64, initial_credit_bytes: u32) {
     });
     assert!(warm, "{begun} of 20 sent");
     (wire.loss, wire.duplicate, wire.reorder) = (loss, loss / 2.0, loss);
-    wire.watch = Some(compare);
+    wire.watch = Some(compare_trains);
+    wire.watch_sent = Some(compare_repeated);
     let mut random = Random(seed);
     let (mut sent, mut received, count) = (0, 0, 60);
     let finished = wire.run(60 * SECOND, |wire: &mut Wire| {
@@ -246,7 +341,7 @@ proptest! {
 #[test]
 fn the_comparison_covers_every_fast_path() {
     converse(1, 0.0, 10_000);
-    for counter in [&LONE, &PACKED, &PIECES, &ALONE] {
+    for counter in [&LONE, &PACKED, &PIECES, &TRAINS, &REPEATED, &ALONE] {
         assert!(counter.load(Ordering::Relaxed) > 0);
     }
 }

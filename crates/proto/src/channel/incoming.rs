@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 
 use super::MessagePiece;
 use crate::config::{Config, MAX_MESSAGE_BYTES, charge};
-use crate::wire::{CreditRequest, EdgeKey};
+use crate::wire::{CreditRequest, EdgeKey, Fragment};
 
 /// Most messages of one edge that may wait for an earlier one.
 const MAX_AHEAD: u64 = 1 << 17;
@@ -190,21 +190,24 @@ impl EdgeIn {
         self.next += count;
     }
 
-    /// True if this is one more piece, but not the last, of a message that has begun.
+    /// How many pieces like this one, from its offset on, may arrive without completing their
+    /// message, if that has begun. `None` if none.
     #[inline]
-    pub(crate) fn expects_piece(&self, sequence: u64, length: u64, total: u64) -> bool {
-        let partial = sequence
-            .checked_sub(self.next)
-            .and_then(|ahead| self.pending.get(usize::try_from(ahead).ok()?));
-        partial.is_some_and(|partial| {
-            let wanted = partial.begun && !partial.discard && !partial.operation;
-            wanted && partial.total == total && partial.got + length < total
-        })
+    pub(crate) fn expects_pieces(&self, sequence: u64, piece: &Fragment) -> Option<u32> {
+        let ahead = usize::try_from(sequence.checked_sub(self.next)?).ok()?;
+        let partial = self.pending.get(ahead)?;
+        let wanted = partial.begun && !partial.discard && !partial.operation;
+        if !wanted || partial.total != piece.total {
+            return None;
+        }
+        let (got, length) = (partial.got.max(piece.offset), piece.payload.len() as u64);
+        let left = piece.total.checked_sub(got + 1)? / length;
+        u32::try_from(left).ok().filter(|left| *left > 0)
     }
 
-    /// Accepts an [expected](Self::expects_piece) piece.
+    /// Accepts [expected](Self::expects_pieces) pieces of `length` bytes together.
     #[inline]
-    pub(crate) fn take_piece(&mut self, sequence: u64, length: u64) {
+    pub(crate) fn take_pieces(&mut self, sequence: u64, length: u64) {
         let ahead = usize::try_from(sequence - self.next);
         if let Some(partial) = ahead.ok().and_then(|ahead| self.pending.get_mut(ahead)) {
             partial.got += length;

@@ -185,26 +185,33 @@ impl Channel {
         self.incoming_id(index)
     }
 
-    /// The edge of a piece, if the fast path applies: one more piece, but not the last, of a
-    /// message that has begun.
+    /// The edge of a piece of a message that has begun, and how many such pieces may arrive before
+    /// the last one.
     #[inline]
-    pub(crate) fn expects_piece(&self, piece: &Fragment, shared: &Shared) -> Option<u32> {
+    pub(crate) fn expects_pieces(&self, piece: &Fragment, shared: &Shared) -> Option<(u32, u32)> {
         let index = self.find_in(piece.key)?;
         let edge = self.incoming.get(index)?;
         let sequence = widen(piece.sequence, edge.next());
-        let expected = edge.key() == piece.key
-            && is_known_open(edge, shared)
-            && edge.expects_piece(sequence, piece.payload.len() as u64, piece.total);
-        expected.then_some(index)
+        if edge.key() != piece.key || !is_known_open(edge, shared) {
+            return None;
+        }
+        let left = edge.expects_pieces(sequence, piece)?;
+        Some((index, left))
     }
 
-    /// Accepts an [expected](Self::expects_piece) piece.
+    /// Accepts [expected](Self::expects_pieces) pieces of `length` bytes together, the first of which is
+    /// given.
     #[inline]
-    pub(crate) fn take_piece(&mut self, index: u32, piece: Fragment, shared: &mut Shared) {
+    pub(crate) fn take_pieces(
+        &mut self,
+        index: u32,
+        (piece, length): (&Fragment, u64),
+        shared: &mut Shared,
+    ) {
         let edge = self.incoming_id(index);
         if let Some(incoming) = self.incoming.get_mut(index) {
             let sequence = widen(piece.sequence, incoming.next());
-            incoming.take_piece(sequence, piece.payload.len() as u64);
+            incoming.take_pieces(sequence, length);
             let is_beyond_window = incoming.is_beyond_window(piece.total);
             shared.event(Event::Hold {
                 edge,
@@ -213,7 +220,7 @@ impl Channel {
                 offset: piece.offset,
                 total: piece.total,
                 operation: false,
-                bytes: piece.payload,
+                bytes: 0..usize::try_from(length).unwrap_or(usize::MAX),
             });
             if is_beyond_window {
                 self.on_oversize_begun(index, shared);

@@ -107,7 +107,7 @@ impl World {
             Action::Arrive if sender.flying() > 0 => {
                 sender.arrived += 1;
                 let left = sender.left();
-                next.grants.arrived((peer, 0), left, now);
+                next.grants.arrived((peer, 0), (1, left), now);
                 next.grants.stepped(now);
                 next.acknowledge(at);
             }

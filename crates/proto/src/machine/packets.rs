@@ -26,7 +26,7 @@ pub struct Addressed<'a> {
     pub requests_proof: bool,
     /// Set by the caller if the proof is correct.
     pub proven: bool,
-    peer: Option<PeerId>,
+    pub(super) peer: Option<PeerId>,
 }
 
 impl Addressed<'_> {

@@ -39,10 +39,10 @@ impl Acks {
         self.packets
     }
 
-    /// Counts a packet with a unit.
+    /// Counts packets with units.
     #[inline]
-    pub(crate) fn count(&mut self) {
-        self.packets += 1;
+    pub(crate) fn count(&mut self, packets: u32) {
+        self.packets += packets;
     }
 
     /// Sends an acknowledgement with the next packets.
@@ -88,7 +88,7 @@ mod tests {
         let mut acks = Acks::NONE;
         acks.flush();
         assert!(!acks.is_due(), "nothing has arrived");
-        acks.count();
+        acks.count(1);
         acks.send_by(Instant(30));
         acks.send_by(Instant(40));
         acks.on_timer(Instant(29));

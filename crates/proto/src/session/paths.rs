@@ -102,8 +102,8 @@ impl Paths {
 
     /// Counts a received packet of this length.
     #[inline]
-    pub(super) fn received(&mut self, bytes: u16) {
-        self.received += u64::from(bytes);
+    pub(super) fn received(&mut self, bytes: u16, packets: u32) {
+        self.received += u64::from(bytes) * u64::from(packets);
     }
 
     /// Bytes that may still be sent to unproven addresses. The limit protects unrelated hosts whose

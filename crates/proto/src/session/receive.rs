@@ -12,8 +12,8 @@ use crate::shared::Shared;
 use crate::stats::DropReason;
 use crate::time::Instant;
 use crate::wire::{
-    Address, CONTROL_LANE, EdgeKey, Flags, Fragment, Header, Kind, LaneAck, MESSAGE_BYTES,
-    MessageRun, Packet, Part, Record, operation_bytes,
+    Address, CONTROL_LANE, EdgeKey, Flags, Header, Kind, LaneAck, MESSAGE_BYTES, MessageRun,
+    Packet, Part, Record, operation_bytes,
 };
 
 /// Maximum units of all sessions reassembled at once, not counting the next of each session.
@@ -26,10 +26,21 @@ const MAX_NOTICES: usize = 2 * crate::channel::MAX_EDGES as usize;
 enum Content<'a> {
     /// A run of messages that are next on the edge at this position.
     Run(MessageRun, u32),
-    /// One more piece of an unfinished message on the edge at this position.
-    Fragment(Fragment, u32),
     Record(Record<'a>),
     Records,
+}
+
+/// Packets that arrived in order, and whether their units were accepted.
+pub(super) struct Arrivals {
+    pub(super) count: u32,
+    pub(super) verdict: Result<bool, DropReason>,
+}
+
+impl From<Result<bool, DropReason>> for Arrivals {
+    /// A single packet.
+    fn from(verdict: Result<bool, DropReason>) -> Arrivals {
+        Arrivals { count: 1, verdict }
+    }
 }
 
 impl Session {
@@ -42,8 +53,8 @@ impl Session {
         shared: &mut Shared,
     ) -> Result<(), DropReason> {
         let header = packet.header();
-        self.paths.received(header.length);
-        shared.grants.on_packet(header.length);
+        self.paths.received(header.length, 1);
+        shared.grants.on_packets(header.length, 1);
         if !header.part.is_whole() {
             return self.on_part(now, from, packet, shared);
         }
@@ -57,12 +68,7 @@ impl Session {
             Content::Run(run, index) if verdict == Ok(true) => {
                 self.take_run(&run, (index, cost), shared);
             }
-            Content::Fragment(piece, index) if verdict == Ok(true) => {
-                self.channel.take_piece(index, piece, shared);
-                // The piece takes memory, so a dead sender must be detected soon.
-                self.keep_alive_soon(now, shared);
-            }
-            Content::Run(..) | Content::Fragment(..) => {}
+            Content::Run(..) => {}
             Content::Record(record) => {
                 self.apply(record, verdict.ok(), &header, (now, from), shared);
             }
@@ -72,15 +78,15 @@ impl Session {
                 }
             }
         }
-        self.conclude(&header, verdict, now, shared)
+        self.conclude(&header, verdict.into(), now, shared)
     }
 
     /// Updates acknowledgements and timers after the contents of a packet.
     #[inline]
-    fn conclude(
+    pub(super) fn conclude(
         &mut self,
         header: &Header,
-        verdict: Result<bool, DropReason>,
+        Arrivals { count, verdict }: Arrivals,
         now: Instant,
         shared: &mut Shared,
     ) -> Result<(), DropReason> {
@@ -88,7 +94,9 @@ impl Session {
         self.heard(now);
         self.progress(now, shared);
         match verdict {
-            Ok(true) if header.flags.has(Flags::UNIT) => self.schedule_ack(header, now, shared),
+            Ok(true) if header.flags.has(Flags::UNIT) => {
+                self.schedule_ack((header, count), now, shared)
+            }
             Ok(_) => {}
             Err(DropReason::Duplicate) if header.flags.has(Flags::UNIT) => self.acks.send_now(),
             // There was no room, but the sender must see that this process is alive.
@@ -131,7 +139,7 @@ impl Session {
             self.on_ack(&header, now, shared);
         }
         let verdict = self.admit_part(&header, unit, arrival, body, shared);
-        self.conclude(&header, verdict, now, shared)
+        self.conclude(&header, verdict.into(), now, shared)
     }
 
     /// Records the number of a part and stores its bytes, unless it is a duplicate or there is no
@@ -189,7 +197,7 @@ impl Session {
     /// Remembers which lane leads back to the sender, if there are several interfaces. Probes and
     /// echoes do not count, because their path may work in one direction only.
     #[inline]
-    fn remember_reply_lane(&mut self, from: Address) {
+    pub(super) fn remember_reply_lane(&mut self, from: Address) {
         let known = self.lanes.get(self.paths.reply_lane());
         if self.lanes.len() <= 2 || known.is_some_and(|lane| lane.to.ip == from.ip) {
             return;
@@ -213,12 +221,6 @@ impl Session {
             && let Some((index, charge)) = self.channel.expects_run(&run, shared)
         {
             return Ok((charge, Content::Run(run, index)));
-        }
-        if in_unit
-            && let Some(piece) = packet.fragment()
-            && let Some(index) = self.channel.expects_piece(&piece, shared)
-        {
-            return Ok((0, Content::Fragment(piece, index)));
         }
         let mut cost = 0_u64;
         let mut records = packet.records();
@@ -319,15 +321,15 @@ impl Session {
         Ok(true)
     }
 
-    /// Schedules the acknowledgement of an accepted unit (thesis §5.2.1).
-    fn schedule_ack(&mut self, header: &Header, now: Instant, shared: &mut Shared) {
+    /// Schedules the acknowledgement of `count` accepted units (thesis §5.2.1).
+    fn schedule_ack(&mut self, (header, count): (&Header, u32), now: Instant, shared: &mut Shared) {
         let sender = (self.id, self.flow.sender_period());
         let left = self.peer_backlog();
-        let period = shared.grants.arrived(sender, left, now);
+        let period = shared.grants.arrived(sender, (count, left), now);
         self.flow.set_sender_period(period);
         // Something new has arrived: ack requests restart with their shortest pause.
         self.requests.stop_ack();
-        self.acks.count();
+        self.acks.count(count);
         if header.flags.has(Flags::REPEAT) {
             self.acks.send_now();
             shared.grants.lost();
@@ -376,10 +378,7 @@ impl Session {
                     .on_credit_request(key, request, may_open, now, shared);
                 self.schedule_grant(urgency, now, shared);
             }
-            Record::Window { packets } => {
-                let own = shared.config.frames.min(shared.config.session_packets);
-                self.pace.grant(packets.min(own));
-            }
+            Record::Window { packets } => self.pace.grant(packets),
             Record::Probe { lane, token } => self.on_probe(lane, token, header.length, from),
             Record::Echo {
                 lane,
@@ -538,7 +537,7 @@ impl Session {
     }
 
     /// Handles the acknowledgement fields of the header.
-    fn on_ack(&mut self, header: &Header, now: Instant, shared: &mut Shared) {
+    pub(super) fn on_ack(&mut self, header: &Header, now: Instant, shared: &mut Shared) {
         let unit_next = widen(header.unit_next, self.window.base());
         self.units_arrived(unit_next.min(self.window.top()), shared);
         let Some(index) = self

@@ -82,7 +82,7 @@ impl Session {
                 || self.must_announce_backlog())
     }
 
-    fn allowed(&self) -> u32 {
+    pub(super) fn allowed(&self) -> u32 {
         // One small packet may always be in flight.
         let least = u32::from(self.window.has_small());
         let allowed = self.pace.allowed().max(least);
@@ -182,7 +182,7 @@ impl Session {
     }
 
     /// True if a packet of this length, without its trailer, is allowed.
-    fn fits(&self, end: usize) -> bool {
+    pub(super) fn fits(&self, end: usize) -> bool {
         end + self.keys.seals.out.bytes() <= self.packet_bytes()
     }
 
@@ -415,7 +415,7 @@ impl Session {
 
     /// A finished packet on a lane.
     #[inline]
-    fn leaving(&self, lane: usize, frame: Frame, length: usize) -> Transmit {
+    pub(super) fn leaving(&self, lane: usize, frame: Frame, length: usize) -> Transmit {
         let lane = &self.lanes[lane];
         Transmit {
             to: lane.to,
@@ -636,7 +636,7 @@ const NOTICE_BYTES: usize = if REFUSED_BYTES > EDGE_END_BYTES {
     clippy::cast_possible_truncation,
     reason = "the wire carries the low 32 bits"
 )]
-fn low(number: u64) -> u32 {
+pub(super) fn low(number: u64) -> u32 {
     number as u32
 }
 

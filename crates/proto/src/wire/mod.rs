@@ -13,6 +13,7 @@ mod operation;
 mod pipe;
 mod record;
 mod run;
+mod train;
 
 pub use ack::{LaneAck, MAX_RANGES, Range};
 pub use address::Address;
@@ -42,6 +43,8 @@ pub use record::{
     emit_probe, emit_refused, emit_window,
 };
 pub use run::{Fragment, MessageRun, Payloads};
+pub use train::TRAIN_HEAD_BYTES;
+pub(crate) use train::TrainHead;
 
 /// Bytes of the CRC32C trailer.
 pub const CRC_BYTES: usize = 4;
@@ -195,6 +198,12 @@ impl<'a> Packet<'a> {
     #[must_use]
     pub fn run(&self) -> Option<MessageRun> {
         MessageRun::parse(self.bytes)
+    }
+
+    /// True if its first record is a piece of a message.
+    #[inline]
+    pub(crate) fn begins_with_piece(&self) -> bool {
+        self.bytes.get(HEADER_BYTES) == Some(&record::FRAGMENT)
     }
 
     /// The piece of a message, if the packet contains nothing else.

@@ -1,42 +1,23 @@
 //! Machines on a virtual wire: a clock, a lossy in-memory network, and an application that checks
 //! what it receives. Shared by several tests.
 
+mod random;
+mod trailer;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use dipole_proto::wire::{self, Address, LaneAddress, Payloads};
 use dipole_proto::{
     BeginError, Config, DropReason, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine,
-    MessageStart, PathChange, PeerId, Seal, Slot,
+    MessageStart, PathChange, PeerId, Seal, Slot, Transmit,
 };
 
-/// A small deterministic generator (SplitMix64), which is good enough for tests.
-#[derive(Clone)]
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
-    }
-
-    pub fn chance(&mut self, share: f64) -> bool {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64 <= share && share > 0.0
-    }
-}
-
-/// The bytes of a message, by its number.
-pub fn payload(index: u64, length: usize) -> Vec<u8> {
-    let mut random = Random(index);
-    (0..length).map(|_| random.next() as u8).collect()
-}
+pub use random::Random;
+#[allow(unused_imports, reason = "not every test sends such messages")]
+pub use random::payload;
+pub use trailer::{close, is_intact, payload_of};
+use trailer::{proof, sum};
 
 /// Two hosts with a session, and an edge from endpoint 1 of the first to 7 of the second.
 pub fn connected(seed: u64, config: &Config) -> (Wire, EdgeId) {
@@ -171,16 +152,18 @@ pub struct Wire {
     pub refused_above: Option<usize>,
     /// All packets sent: source, destination, bytes.
     pub seen: Option<Vec<(Address, Address, Vec<u8>)>>,
-    /// Called with each packet and the host that is about to receive it.
+    /// Called with packets of one sender and the host that is about to receive them.
     pub watch: Option<Watch>,
+    /// Called with each packet sent, and its sender.
+    pub watch_sent: Option<fn(&Host, Instant, &Transmit)>,
     /// A process that does not run until this time; its packets wait.
     pub stopped: Option<(usize, Instant)>,
     /// Its waiting bulk packets are handled this much later.
     pub bulk_later_ns: u64,
 }
 
-/// Is called with each packet that a host is about to receive, the time and the source.
-pub type Watch = fn(&Host, Instant, Address, &[u8]);
+/// Is called with packets that a host is about to receive, the time and the source.
+pub type Watch = fn(&Host, Instant, Address, &[Vec<u8>]);
 
 pub fn address(host: usize, port: u16) -> Address {
     let mut ip = [0; 16];
@@ -232,6 +215,7 @@ impl Wire {
             refused_above: None,
             seen: None,
             watch: None,
+            watch_sent: None,
             stopped: None,
             bulk_later_ns: 0,
         };
@@ -365,14 +349,22 @@ impl Wire {
                 self.flights.insert((at.0, sequence), (from, to, bytes));
                 continue;
             }
+            // Like the kernel, deliver consecutive packets of one sender together.
+            let mut packets = vec![bytes];
+            while let Some(entry) = self.flights.first_entry()
+                && entry.key().0 <= now.0
+                && (entry.get().0, entry.get().1) == (from, to)
+            {
+                packets.push(entry.remove().2);
+            }
             for (index, host) in self.hosts.iter_mut().enumerate() {
                 if host.home.ip[15] == to.ip[15] {
                     let interface = usize::from(to.port.saturating_sub(1) / 2);
-                    self.arrived[index][interface.min(3)] += 1;
+                    self.arrived[index][interface.min(3)] += packets.len() as u64;
                     if let Some(watch) = self.watch {
-                        watch(host, now, from, &bytes);
+                        watch(host, now, from, &packets);
                     }
-                    host.take(now, from, &bytes);
+                    host.take_all(now, from, &packets);
                 }
             }
         }
@@ -383,7 +375,18 @@ impl Wire {
         let host = &mut self.hosts[index];
         host.machine.on_timers(now);
         host.events(&[]);
-        while let Some(transmit) = host.machine.poll_transmit(now, &mut host.pool) {
+        let mut like = None;
+        loop {
+            let next =
+                like.and_then(|like| (host.machine).transmit_like(now, &like, &mut host.pool));
+            let next = next.or_else(|| host.machine.poll_transmit(now, &mut host.pool));
+            let Some(transmit) = next else {
+                break;
+            };
+            like = Some(transmit);
+            if let Some(watch) = self.watch_sent {
+                watch(host, now, &transmit);
+            }
             let bytes = match transmit.frame {
                 Frame::Unit(slot) => host.pool.frames[slot as usize][..transmit.length].to_vec(),
                 Frame::Loose(slot) => {
@@ -439,39 +442,6 @@ impl Wire {
     }
 }
 
-/// Seals a packet as in production, but with weak hashes.
-pub fn close(bytes: &mut Vec<u8>, seal: Seal, secret: Option<[u8; 32]>) {
-    let mask = match seal {
-        Seal::Crc32c { mask } => mask,
-        Seal::Proof => {
-            bytes.extend(proof(bytes, secret));
-            0
-        }
-        Seal::Session { .. } => {
-            bytes.extend([0; wire::COUNTER_BYTES]);
-            bytes.extend(proof(bytes, secret));
-            0
-        }
-    };
-    bytes.extend((sum(bytes) ^ mask).to_le_bytes());
-}
-
-fn sum(bytes: &[u8]) -> u32 {
-    let mut sum = 0x811C_9DC5_u32;
-    for byte in bytes {
-        sum = (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
-    }
-    sum
-}
-
-fn proof(bytes: &[u8], secret: Option<[u8; 32]>) -> [u8; wire::PROOF_BYTES] {
-    let salted = [secret.unwrap_or_default().as_slice(), bytes].concat();
-    [sum(&salted).to_le_bytes(); 4]
-        .concat()
-        .try_into()
-        .expect("16 bytes")
-}
-
 impl Host {
     /// Serves as the cluster key: the share, which is not used for anything else here.
     pub fn secret(&self) -> Option<[u8; 32]> {
@@ -485,6 +455,27 @@ impl Host {
     pub fn scratch_u64(&self, at: usize) -> u64 {
         let bytes = self.pool.scratch[at..at + 8].try_into();
         u64::from_le_bytes(bytes.expect("eight"))
+    }
+
+    /// Receives packets, those of a train together.
+    pub fn take_all(&mut self, now: Instant, from: Address, packets: &[Vec<u8>]) {
+        let mut left = packets.iter().peekable();
+        while let Some(bytes) = left.next() {
+            let addressed = self.machine.clone().address(now, from, bytes);
+            let addressed = addressed.ok().filter(|_| is_intact(bytes));
+            let train = addressed.and_then(|it| self.machine.begin_train(&it));
+            let Some(mut train) = train else {
+                self.take(now, from, bytes);
+                continue;
+            };
+            let mut payloads = payload_of(bytes).to_vec();
+            while let Some(next) = left.next_if(|next| train.expects(next) && is_intact(next)) {
+                train.add(next);
+                payloads.extend(payload_of(next));
+            }
+            self.machine.on_train(now, from, train);
+            self.events(&payloads);
+        }
     }
 
     /// Receives a packet. A wrong checksum is counted as damage.

@@ -5,6 +5,39 @@ use crate::mutants::suite::Suite;
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "train-counts-one-unit",
+        effect: "of the units of a train, only the first counts as arrived",
+        file: "crates/proto/src/session/trains.rs",
+        suite: Suite::Protocol("prediction"),
+        snippet: "self.units.append(count);",
+        replacement: "self.units.append(1);",
+    },
+    Mutant {
+        name: "train-with-gaps",
+        effect: "packets belong to a train whatever their packet and unit numbers",
+        file: "crates/proto/src/wire/train.rs",
+        suite: Suite::Protocol("prediction"),
+        snippet: "self.0[1..] == other.0[1..]",
+        replacement: "self.0[2..] == other.0[2..]",
+    },
+    Mutant {
+        name: "train-forgets-last",
+        effect: "flags that only later packets of a train have are ignored",
+        file: "crates/proto/src/session/trains.rs",
+        suite: Suite::Protocol("prediction"),
+        snippet: "            flags: train.head.flags(),
+",
+        replacement: "",
+    },
+    Mutant {
+        name: "absence-unnoticed",
+        effect: "a process off its core never grants wide windows",
+        file: "crates/proto/src/grants.rs",
+        suite: Suite::Unit("dipole-proto", "grants"),
+        snippet: "self.wide_until = now.after(WIDE_NS);",
+        replacement: "let _unused = now.after(WIDE_NS);",
+    },
+    Mutant {
         name: "tail-repeats-off",
         effect: "a lost tail is never retransmitted",
         file: "crates/proto/src/session/recover.rs",
@@ -462,8 +495,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "the part that completes a message takes the fast path and is not delivered",
         file: "crates/proto/src/channel/incoming.rs",
         suite: Suite::Protocol("prediction"),
-        snippet: "wanted && partial.total == total && partial.got + length < total",
-        replacement: "wanted && partial.total == total && partial.got + length <= total",
+        snippet: "piece.total.checked_sub(got + 1)? / length",
+        replacement: "piece.total.checked_sub(got)? / length",
     },
     Mutant {
         name: "bounds-unchecked",
