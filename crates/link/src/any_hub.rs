@@ -117,6 +117,9 @@ impl AnyHub {
             /// See [`Hub::is_read`].
             pub fn is_read(&mut self, conn: ConnId) -> bool;
 
+            /// See [`Hub::unread_bytes`].
+            pub fn unread_bytes(&mut self, conn: ConnId) -> u64;
+
             /// See [`Hub::poll`].
             pub fn poll(&mut self, limit: usize, take: &mut impl FnMut(ConnId, u64, Payload<'_>)) -> usize;
 

@@ -13,7 +13,7 @@ use dipole_link::shm::{ConnId, MAX_RECORD_BYTES};
 use dipole_proto::{EdgeId, Instant, Machine, PeerId};
 use rustc_hash::FxHashMap;
 
-use super::transfer::Transfer;
+use super::transfer::{Sent, Transfer};
 use super::{SharedMemory, find_mut};
 use crate::content::Content;
 use crate::core::Core;
@@ -214,9 +214,15 @@ impl SharedMemory {
     }
 
     fn record_time(&mut self, connection: ConnId, transfer: Transfer, message: &Outgoing) {
-        let ns = self.hub.now_ns().saturating_sub(message.begun_ns);
+        let sent = Sent {
+            bytes: message.length as u64,
+            begun_ns: message.begun_ns,
+            ended_ns: self.hub.now_ns(),
+        };
+        let hub = &mut self.hub;
         if let Some(found) = find_mut(&mut self.connections, connection) {
-            found.transfer.note(transfer, message.length, ns);
+            let unread = || hub.unread_bytes(connection);
+            found.transfer.note(transfer, sent, unread);
         }
     }
 

@@ -479,6 +479,16 @@ impl Hub {
         }
     }
 
+    /// Bytes of long payloads in the ring that the peer has not taken, rounded up to the steps in
+    /// which it reports its progress.
+    pub fn unread_bytes(&mut self, conn: ConnId) -> u64 {
+        let open = self.find(conn).and_then(|found| found.open.as_mut());
+        let Some(open) = open else { return 0 };
+        let unread = open.out.unread_bytes();
+        self.wakeups.room_available |= open.out.take_room_available();
+        unread
+    }
+
     /// Passes up to about `limit` records to `take`, in order per connection.
     #[inline]
     pub fn poll(&mut self, limit: usize, take: &mut impl FnMut(ConnId, u64, Payload<'_>)) -> usize {

@@ -285,6 +285,12 @@ impl<M: Memory> Producer<M> {
         self.freed >= self.required_end
     }
 
+    /// Bytes of long payloads that the consumer has not returned.
+    pub(super) fn unread_bytes(&mut self) -> u64 {
+        self.refresh();
+        self.near.position - self.near_freed + (self.wide.position - self.wide_freed)
+    }
+
     /// Sets whether the consumer should send a wake-up when it returns something.
     #[inline]
     pub(super) fn want_room(&mut self, wanted: bool) {

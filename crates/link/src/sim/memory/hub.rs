@@ -188,6 +188,19 @@ impl SimHub {
         read
     }
 
+    /// Like [`Hub::unread_bytes`](crate::shm::Hub::unread_bytes).
+    pub fn unread_bytes(&mut self, conn: ConnId) -> u64 {
+        let mut state = self.state();
+        let Some(side) = state.open_side(self.process, conn) else {
+            return 0;
+        };
+        let records = &state.end_mut(side.other()).ring.records;
+        records
+            .iter()
+            .map(|record| record.payload.len() as u64)
+            .sum()
+    }
+
     /// Like [`Hub::poll`](crate::shm::Hub::poll).
     pub fn poll(&mut self, limit: usize, take: &mut dyn FnMut(ConnId, u64, Payload<'_>)) -> usize {
         let mut shown = Vec::new();
