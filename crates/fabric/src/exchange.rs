@@ -16,6 +16,7 @@ mod receives;
 mod rma;
 mod schedule;
 mod sleep;
+mod waiting;
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -42,7 +43,7 @@ use crate::wire::{Head, Kind, Offer};
 pub(crate) use atomic::AtomicRequest;
 use batch::Batch;
 use edges::{PeerEdge, PeerEdges};
-use outstanding::{Offered, Outstanding, Pending, UNTRACKED};
+use outstanding::{Offered, Outstanding, Pending};
 use receives::{ArrivalReader, Receives};
 pub(crate) use receives::{PeekMode, ReceiveRequest};
 pub(crate) use rma::RmaRequest;
@@ -61,6 +62,8 @@ const READABLE: Rights = Rights {
     get: true,
     ..Rights::NONE
 };
+/// The context of posted messages whose completion nothing depends on.
+const UNTRACKED: u64 = 0;
 /// How long closing an endpoint waits until everything it sent has left.
 const LINGER: Duration = Duration::from_secs(10);
 
@@ -154,14 +157,21 @@ impl Exchange {
     /// The edge to an endpoint whose ports are known, or which has sent messages here.
     #[inline]
     fn edge(&mut self, to: Destination) -> Result<&mut PeerEdge, Failure> {
+        let index = self.edge_index(to)?;
+        Ok(self.edges.at(index))
+    }
+
+    /// The index of [`edge`](Self::edge).
+    #[inline]
+    fn edge_index(&mut self, to: Destination) -> Result<usize, Failure> {
         match self.edges.find(number(to.address)) {
-            Some(index) => Ok(self.edges.at(index)),
+            Some(index) => Ok(index),
             None => self.open_edge(to),
         }
     }
 
     #[cold]
-    fn open_edge(&mut self, to: Destination) -> Result<&mut PeerEdge, Failure> {
+    fn open_edge(&mut self, to: Destination) -> Result<usize, Failure> {
         let edge = match to.ports {
             Some(ports) => self.endpoint.edge_at(to.address, ports),
             None => self.endpoint.edge(to.address),
@@ -321,8 +331,8 @@ impl Exchange {
             _ if self.schedule.is_even() => self.take_completion() || self.take_messages(),
             _ => self.take_messages(),
         };
-        if !self.outstanding.delayed.is_empty() {
-            self.post_delayed_gets();
+        if self.edges.are_held_up() {
+            self.advance_queues();
         }
         self.schedule.end_round();
         has_moved || has_flushed
@@ -376,10 +386,12 @@ impl Exchange {
         if !self.batch.is_empty() {
             return self.flush();
         }
-        // Completions of posted operations do not wake a thread that waits for messages.
-        let sleep = match self.outstanding.posted() {
-            0 => timeout,
-            _ => timeout.min(Duration::from_millis(1)),
+        // Neither completions of posted operations nor room on an edge wake a thread that waits for
+        // messages.
+        let is_busy = self.outstanding.posted() > 0 || self.edges.are_held_up();
+        let sleep = match is_busy {
+            false => timeout,
+            true => timeout.min(Duration::from_millis(1)),
         };
         match self.endpoint.receive_timeout(sleep) {
             Ok(message) => self.receive(message),
@@ -400,9 +412,14 @@ impl Exchange {
             _ => return,
         };
         self.outstanding.on_completed();
-        match self.outstanding.take(context) {
-            Some(Pending::Fetch(fetch)) => self.on_fetch_part(context, fetch, result),
-            Some(Pending::Rma(rma)) => self.on_rma_part(context, rma, result),
+        self.on_part(context, result);
+    }
+
+    /// Handles the end of a part of an operation.
+    fn on_part(&mut self, number: u64, result: Result<(), Failure>) {
+        match self.outstanding.take(number) {
+            Some(Pending::Fetch(fetch)) => self.on_fetch_part(number, fetch, result),
+            Some(Pending::Rma(rma)) => self.on_rma_part(number, rma, result),
             None => {}
         }
     }
@@ -469,6 +486,7 @@ impl Exchange {
     /// program again.
     pub(crate) fn end(&mut self) -> Sinks {
         self.drain();
+        self.edges.clear_queues();
         self.outstanding.clear();
         self.receives.clear();
         std::mem::take(&mut self.sinks)
@@ -480,12 +498,17 @@ impl Exchange {
             self.flush();
         }
         let deadline = Instant::now() + LINGER;
-        let is_busy = |out: &Outstanding| out.posted() > 0 || !out.updates.is_empty();
-        while is_busy(&self.outstanding) && Instant::now() < deadline {
+        while self.is_sending() && Instant::now() < deadline {
             if !self.progress() {
                 self.wait(Duration::from_millis(1));
             }
         }
+    }
+
+    /// True if something has not left, or has not been answered.
+    fn is_sending(&self) -> bool {
+        let outstanding = &self.outstanding;
+        outstanding.posted() > 0 || !outstanding.updates.is_empty() || self.edges.are_held_up()
     }
 }
 

@@ -107,6 +107,18 @@ fn windows_are_correct_with_reads_writes_and_atomic_operations_of_the_provider()
 }
 
 #[test]
+fn full_queues_lose_nothing_and_hold_up_only_their_own_peer() {
+    let Some(bench) = Bench::of(Library::Installed) else {
+        return;
+    };
+    let program = bench.compile("full");
+    for (link, messages) in [("auto", ["20000", "8000"]), ("udp", ["1500", "60000"])] {
+        let job = bench.job(&program, 3).variable("DIPOLE_LINK", link);
+        assert_right(&job.arguments(&messages).run(), "full");
+    }
+}
+
+#[test]
 fn death_of_a_rank_ends_the_job_with_a_message() {
     let Some(bench) = Bench::of(Library::Installed) else {
         return;

@@ -1,16 +1,21 @@
 //! Edges to the endpoints that this one sends to.
 
+use std::collections::VecDeque;
+
 use dipole_node::Edge;
 use rustc_hash::FxHashMap;
+
+use super::waiting::Waiting;
 
 /// Messages per peer and round that leave at once, each in its own packet. Further ones share
 /// packets.
 const UNBATCHED: u32 = 2;
 
 /// The edge to an endpoint.
-#[derive(Debug)]
 pub(super) struct PeerEdge {
     pub(super) edge: Edge,
+    /// What the edge has no room for, in order.
+    pub(super) waiting: VecDeque<Waiting>,
     /// The peer is reached through shared memory, where batching gains nothing.
     pub(super) shares_memory: bool,
     /// The round of the last message, and the number of messages sent in it.
@@ -31,13 +36,15 @@ impl PeerEdge {
 }
 
 /// One edge per peer, by the peer's address as a number.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct PeerEdges {
     list: Vec<PeerEdge>,
     by_number: FxHashMap<u64, usize>,
     /// Number and index of the edge used last.
     last: (u64, usize),
     shares_memory: bool,
+    /// Indexes of edges for which something waits.
+    held_up: Vec<usize>,
 }
 
 impl PeerEdges {
@@ -55,17 +62,50 @@ impl PeerEdges {
         &mut self.list[index]
     }
 
-    pub(super) fn insert(&mut self, number: u64, edge: Edge, shares_memory: bool) -> &mut PeerEdge {
+    /// Adds an edge and returns its index.
+    pub(super) fn insert(&mut self, number: u64, edge: Edge, shares_memory: bool) -> usize {
         let index = self.list.len();
         self.by_number.insert(number, index);
         self.shares_memory |= shares_memory;
         self.list.push(PeerEdge {
             edge,
+            waiting: VecDeque::new(),
             shares_memory,
             round: 0,
             sent_in_round: 0,
         });
-        self.at(index)
+        index
+    }
+
+    /// Adds something behind everything that waits for the same edge.
+    pub(super) fn queue(&mut self, index: usize, item: Waiting) {
+        self.at(index).waiting.push_back(item);
+    }
+
+    /// Returns something to the front of its queue, because there is no room.
+    pub(super) fn put_back(&mut self, index: usize, item: Waiting) {
+        self.at(index).waiting.push_front(item);
+        if !self.held_up.contains(&index) {
+            self.held_up.push(index);
+        }
+    }
+
+    /// True if something waits for room.
+    #[inline]
+    pub(super) fn are_held_up(&self) -> bool {
+        !self.held_up.is_empty()
+    }
+
+    /// Edges for which something waits; [`put_back`](Self::put_back) adds them again.
+    pub(super) fn take_held_up(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.held_up)
+    }
+
+    /// Drops everything that waits.
+    pub(super) fn clear_queues(&mut self) {
+        for index in self.take_held_up() {
+            self.at(index).waiting.clear();
+        }
     }
 
     /// True if some peer is reached through shared memory.

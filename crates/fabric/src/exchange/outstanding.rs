@@ -1,18 +1,13 @@
 //! Operations that have begun and are not complete, by their numbers.
 
-use std::collections::VecDeque;
-
 use dipole_node::Region;
 use rustc_hash::FxHashMap;
 
 use super::atomic::PendingUpdate;
-use super::receives::{Get, PendingFetch};
+use super::receives::PendingFetch;
 use super::rma::PendingRma;
 use crate::completion::Entry;
 use crate::memory::RegisteredMemory;
-
-/// The context of posted messages whose completion nothing depends on.
-pub(super) const UNTRACKED: u64 = 0;
 
 /// A long message that its receiver has not fetched.
 pub(super) struct Offered {
@@ -41,8 +36,6 @@ pub(super) struct Outstanding {
     pending: FxHashMap<u64, Pending>,
     /// Atomic operations that have not been answered.
     pub(super) updates: FxHashMap<u64, PendingUpdate>,
-    /// Gets that their edges had no room for.
-    pub(super) delayed: VecDeque<(u64, Get)>,
 }
 
 impl Outstanding {
@@ -69,20 +62,6 @@ impl Outstanding {
         self.pending.insert(number, Pending::Fetch(fetch));
     }
 
-    pub(super) fn fetch_mut(&mut self, number: u64) -> Option<&mut PendingFetch> {
-        match self.pending.get_mut(&number) {
-            Some(Pending::Fetch(fetch)) => Some(fetch),
-            _ => None,
-        }
-    }
-
-    pub(super) fn take_fetch(&mut self, number: u64) -> Option<PendingFetch> {
-        match self.take(number)? {
-            Pending::Fetch(fetch) => Some(fetch),
-            Pending::Rma(_) => None,
-        }
-    }
-
     pub(super) fn insert_rma(&mut self, number: u64, rma: PendingRma) {
         self.pending.insert(number, Pending::Rma(rma));
     }
@@ -103,6 +82,5 @@ impl Outstanding {
         self.offered.clear();
         self.pending.clear();
         self.updates.clear();
-        self.delayed.clear();
     }
 }

@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use dipole_node::{Address, Arriving, Message, Reader, RegionKey, SendError};
+use dipole_node::{Address, Arriving, Message, Reader};
 
-use super::{Entry, Exchange, SendRequest, address, failure_of};
+use super::waiting::Get;
+use super::{Entry, Exchange, SendRequest, address};
 use crate::abi::errno::{FI_ECANCELED, FI_EINVAL, FI_EIO, FI_ENOMSG, FI_ETRUNC};
 use crate::abi::fabric::{FI_MSG, FI_MULTI_RECV, FI_RECV, FI_REMOTE_CQ_DATA, FI_TAGGED};
 use crate::completion::Sinks;
@@ -243,14 +244,6 @@ impl Receives {
     }
 }
 
-/// A part of a long message that is to be fetched.
-pub(super) struct Get {
-    from: u64,
-    key: RegionKey,
-    offset: usize,
-    into: RegisteredMemory,
-}
-
 /// A long message that is being fetched.
 pub(super) struct PendingFetch {
     /// Gets that have not completed.
@@ -261,7 +254,7 @@ pub(super) struct PendingFetch {
     head: Head,
     receive: Receive,
     /// The memory that the gets write to.
-    memory: Vec<RegisteredMemory>,
+    _memory: Vec<RegisteredMemory>,
 }
 
 /// Reads arriving messages in place if a receive waits for them, and queues the others until the
@@ -500,62 +493,33 @@ impl Exchange {
     /// Gets a long message from its sender's memory into the buffer of a receive.
     fn fetch(&mut self, receive: Receive, head: &Head, from: u64, offer: Offer) {
         let regions = receive.to.regions(offer.length(), MAX_GET_BYTES);
+        let number = self.outstanding.next_number();
+        let (mut gets, mut memory) = (Vec::new(), Vec::new());
+        for (offset, into) in regions {
+            gets.push(Get {
+                number,
+                key: offer.key(),
+                offset: offset as u64,
+                into: into.memory.clone(),
+            });
+            memory.push(into);
+        }
+        let edge = self.edge_index(Destination::known(address(from)));
         let fetch = PendingFetch {
-            gets_left: regions.len(),
-            failure: None,
+            gets_left: gets.len(),
+            failure: edge.err(),
             from,
             offer,
             head: *head,
             receive,
-            memory: Vec::new(),
+            _memory: memory,
         };
-        let number = self.outstanding.next_number();
-        if fetch.gets_left == 0 {
-            self.finish_fetch(fetch);
-            return;
-        }
-        self.outstanding.insert_fetch(number, fetch);
-        for (offset, into) in regions {
-            let get = Get {
-                from,
-                key: offer.key(),
-                offset,
-                into,
-            };
-            self.outstanding.delayed.push_back((number, get));
-        }
-        self.post_delayed_gets();
-    }
-
-    /// Posts the gets that their edges have room for.
-    pub(super) fn post_delayed_gets(&mut self) {
-        while let Some((number, get)) = self.outstanding.delayed.pop_front() {
-            let into = get.into.memory.clone();
-            let from = Destination::known(address(get.from));
-            let posted = self.edge(from).and_then(|peer| {
-                let posted = (peer.edge).post_get(get.key, get.offset as u64, into, number);
-                match posted {
-                    Err(SendError::Full { .. }) => Ok(false),
-                    posted => posted.map(|()| true).map_err(|error| failure_of(&error)),
-                }
-            });
-            match posted {
-                Ok(true) => {
-                    self.outstanding.add_posted(1);
-                    if let Some(fetch) = self.outstanding.fetch_mut(number) {
-                        fetch.memory.push(get.into);
-                    }
-                }
-                Ok(false) => {
-                    self.outstanding.delayed.push_front((number, get));
-                    return;
-                }
-                Err(failure) => {
-                    if let Some(fetch) = self.outstanding.take_fetch(number) {
-                        self.on_fetch_part(number, fetch, Err(failure));
-                    }
-                }
+        match edge {
+            Ok(index) if !gets.is_empty() => {
+                self.outstanding.insert_fetch(number, fetch);
+                self.fetch_parts(index, gets.into_iter());
             }
+            _ => self.finish_fetch(fetch),
         }
     }
 
@@ -591,6 +555,6 @@ impl Exchange {
         let failure = u64::from(failure.unsigned_abs());
         let head = Head::control(Kind::Fetched, number, failure);
         // If the sender is gone, it does not need the report.
-        let _gone = self.send_bytes(Destination::known(address(to)), &head.encode());
+        let _gone = self.send_control(Destination::known(address(to)), &head);
     }
 }

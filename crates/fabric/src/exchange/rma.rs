@@ -2,9 +2,10 @@
 
 use dipole_node::{Bytes, Operation, RegionKey};
 
+use super::waiting::Get;
 use super::{Entry, Exchange, failure_of};
 use crate::abi::fabric::{FI_READ, FI_REMOTE_CQ_DATA, FI_REMOTE_WRITE, FI_RMA, FI_WRITE};
-use crate::ffi::Failure;
+use crate::ffi::{AGAIN, Failure};
 use crate::memory::{Pieces, RegisteredMemory};
 use crate::name::{Name, number};
 use crate::wire::{Head, Kind};
@@ -14,7 +15,7 @@ const MAX_READ_BYTES: usize = 16 << 20;
 
 /// A read or write that is not complete.
 pub(super) struct PendingRma {
-    /// Posted parts that have not completed.
+    /// Parts that have not completed.
     parts_left: usize,
     notify: bool,
     failure: Option<Failure>,
@@ -89,41 +90,36 @@ impl Exchange {
     /// Reads from a region of another process.
     ///
     /// # Errors
-    /// `AGAIN`; the peer is gone.
+    /// `AGAIN` if earlier reads still wait for room; the peer is gone.
     pub(crate) fn read(&mut self, from: &Name, request: &RmaRequest) -> Result<(), Failure> {
-        let number = self.outstanding.next_number();
-        let edge = &self.edge(from.region_endpoint())?.edge;
-        let parts = (request.local).regions(request.local.length(), MAX_READ_BYTES);
-        let (mut memory, mut failure, mut parts_left) = (Vec::new(), None, 0);
-        for (offset, into) in parts {
-            let at = request.offset + offset as u64;
-            match edge.post_get(RegionKey(request.key), at, into.memory.clone(), number) {
-                Ok(()) => {
-                    parts_left += 1;
-                    memory.push(into);
-                }
-                Err(error) if parts_left == 0 => return Err(failure_of(&error)),
-                // Reported when the parts that have begun are complete.
-                Err(error) => {
-                    failure = Some(failure_of(&error));
-                    break;
-                }
-            }
+        let index = self.edge_index(from.region_endpoint())?;
+        if !self.edges.at(index).waiting.is_empty() {
+            return Err(AGAIN);
         }
-        if parts_left == 0 {
+        let parts = (request.local).regions(request.local.length(), MAX_READ_BYTES);
+        if parts.is_empty() {
             self.sinks.complete(request.notify, request.entry(FI_READ));
             return Ok(());
         }
-        self.outstanding.add_posted(parts_left);
+        let number = self.outstanding.next_number();
+        let gets: Vec<Get> = (parts.iter())
+            .map(|(offset, into)| Get {
+                number,
+                key: RegionKey(request.key),
+                offset: request.offset + *offset as u64,
+                into: into.memory.clone(),
+            })
+            .collect();
         let rma = PendingRma {
-            parts_left,
+            parts_left: parts.len(),
             notify: request.notify,
-            failure,
+            failure: None,
             entry: request.entry(FI_READ),
             notification: None,
-            _memory: memory,
+            _memory: parts.into_iter().map(|(_, into)| into).collect(),
         };
         self.outstanding.insert_rma(number, rma);
+        self.fetch_parts(index, gets.into_iter());
         Ok(())
     }
 
@@ -161,7 +157,7 @@ impl Exchange {
             has_data: true,
             ..Head::control(Kind::RemoteWrite, length as u64, data)
         };
-        self.send_bytes(to.message_endpoint(), &head.encode())
+        self.send_control(to.message_endpoint(), &head)
     }
 
     /// Completes a write of another process to memory of this one.

@@ -9,7 +9,7 @@ use super::{Exchange, log_error};
 
 /// Steps after which control returns to the program even if more messages wait.
 const MAX_STEPS: u32 = 256;
-/// Time until a get is retried whose edge had no room.
+/// Time until something is sent again whose edge had no room.
 const RETRY_AFTER: Duration = Duration::from_millis(1);
 
 impl Exchange {
@@ -30,8 +30,8 @@ impl Exchange {
             // finds nothing.
             let has_completed = self.take_completion();
             let has_received = self.take_message();
-            if !self.outstanding.delayed.is_empty() {
-                self.post_delayed_gets();
+            if self.edges.are_held_up() {
+                self.advance_queues();
             }
             if !has_completed && !has_received {
                 return self.next_wakeup();
@@ -56,7 +56,7 @@ impl Exchange {
     }
 
     fn next_wakeup(&self) -> Option<Duration> {
-        if !self.outstanding.delayed.is_empty() {
+        if self.edges.are_held_up() {
             return Some(RETRY_AFTER);
         }
         let mut peers = self.receives.sources().chain(self.outstanding.peers());
