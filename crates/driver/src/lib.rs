@@ -16,6 +16,7 @@
 
 mod clock;
 mod condition;
+mod contention;
 mod progress;
 mod ready;
 mod schedule;

@@ -39,6 +39,7 @@ use std::time::Duration;
 use dipole_proto::Instant;
 use loom::sync::Arc;
 
+use super::contention;
 use super::ready::{Ready, WaitKey};
 use crate::timeout::Timeout;
 use schedule::Driver;
@@ -55,7 +56,7 @@ mod sync {
     use dipole_proto::Instant;
 
     // Only spinning uses these; no ordering between threads depends on them.
-    pub(super) use std::sync::atomic::{AtomicBool, AtomicUsize};
+    pub(super) use std::sync::atomic::AtomicUsize;
 
     pub(super) use loom::sync::{Arc, Mutex, MutexGuard};
     pub(super) use loom::thread::yield_now as yield_core;

@@ -9,11 +9,10 @@ use std::time::Duration;
 use dipole_proto::Instant;
 
 use super::condition::{Attempt, Polled, WaitCondition};
+use super::contention::Contention;
 use super::progress::{CallerKind, Progress};
 use super::stepper::Stepper;
-use super::sync::{
-    AtomicBool, AtomicUsize, Clock, Mutex, MutexGuard, Reading, Sleeper, Waker, yield_core,
-};
+use super::sync::{AtomicUsize, Clock, Mutex, MutexGuard, Reading, Sleeper, Waker, yield_core};
 use super::waiters::{WaiterId, Waiters, wait_parked};
 use crate::clock::nanoseconds;
 use crate::ready::WaitKey;
@@ -25,12 +24,8 @@ const SPIN_SYSCALLS: u32 = 8;
 const MEMORY_POLLS: u32 = 64;
 /// Such rounds (about 0.3 us each) between two full steps.
 const MEMORY_ROUNDS: u32 = 8;
-/// Spin rounds between two yields of the core.
-const ROUNDS_PER_YIELD: u32 = 16;
 /// Spin time while other threads want this core, one of which may be the sender.
-const OVERSUBSCRIBED_SPIN_NS: u64 = 20_000;
-/// A yield that takes longer than this let another thread run.
-const CONTENDED_YIELD_NS: u64 = 5_000;
+const CONTENDED_SPIN_NS: u64 = 2_000;
 /// Checks whether other threads still want the lock before the spinning thread takes it again.
 const MAX_CONTENDER_CHECKS: u32 = 1000;
 /// Interval of [`Stepper::tick`].
@@ -91,8 +86,7 @@ pub struct Driver<S> {
     spin: Duration,
     /// Threads waiting for the lock.
     pub(super) contenders: AtomicUsize,
-    /// Other threads recently wanted this core: spin less and yield more.
-    oversubscribed: AtomicBool,
+    contention: Contention,
 }
 
 /// The locked state after a wait, when that was, and the outcome.
@@ -127,7 +121,7 @@ impl<S: Stepper> Driver<S> {
             clock,
             spin,
             contenders: AtomicUsize::new(0),
-            oversubscribed: AtomicBool::new(false),
+            contention: Contention::default(),
         })
     }
 
@@ -384,16 +378,18 @@ impl<S: Stepper> Driver<S> {
         let mut warn_ns = FIRST_WARNING_NS;
         let mut rounds = 0_u32;
         loop {
-            let spin_ns = self.limit_spin(full_spin_ns);
+            let round_began = now;
+            let spin_ns = self.limit_spin(full_spin_ns, now);
             let mut spinning = now.since(spinning_since) < spin_ns;
             let polled = match spinning {
                 true => self.spin_once(&mut state, &mut now, &mut condition, rounds),
                 false => Self::look_before_sleep(&mut state, now, wait, &mut condition),
             };
-            let output = match polled {
-                Ok(output) => output,
+            let polled = match polled {
+                Ok(polled) => polled,
                 Err(cause) => return (state, now, Err(WaitError::Broken(cause))),
             };
+            let is_idle = matches!(polled, Polled::Nothing);
             state.last = now;
             if state.stepper.take_served() {
                 spinning_since = now;
@@ -401,7 +397,10 @@ impl<S: Stepper> Driver<S> {
                 spinning = spin_ns > 0;
             }
             self.tick_if_due(&mut state, now);
-            let mut result = output.or_else(|| condition.attempt(&mut state.stepper, now));
+            let mut result = match polled {
+                Polled::Ready(output) => Some(output),
+                Polled::Progress | Polled::Nothing => condition.attempt(&mut state.stepper, now),
+            };
             self.publish(&mut state, now);
             let worked;
             (state, worked) =
@@ -431,8 +430,13 @@ impl<S: Stepper> Driver<S> {
             } else if spinning {
                 unlock(state);
                 rounds = rounds.wrapping_add(1);
-                self.pause(rounds);
+                self.let_contenders_lock();
                 state = self.lock();
+                now = self.clock.now();
+                if is_idle {
+                    self.contention.on_idle_round(round_began, now);
+                }
+                continue;
             } else {
                 let id = *waiter.get_or_insert_with(|| state.waiters.enter(wait.keys));
                 state.stepper.ready().set_recording(true);
@@ -449,9 +453,9 @@ impl<S: Stepper> Driver<S> {
 
     /// Shortens spinning while other threads want the core.
     #[inline]
-    fn limit_spin(&self, spin_ns: u64) -> u64 {
-        match self.oversubscribed.load(Ordering::Relaxed) {
-            true => spin_ns.min(OVERSUBSCRIBED_SPIN_NS),
+    fn limit_spin(&self, spin_ns: u64, now: Instant) -> u64 {
+        match self.contention.is_recent(now) {
+            true => spin_ns.min(CONTENDED_SPIN_NS),
             false => spin_ns,
         }
     }
@@ -472,14 +476,14 @@ impl<S: Stepper> Driver<S> {
         now: Instant,
         wait: &Wait<'_, S>,
         condition: &mut W,
-    ) -> io::Result<Option<W::Output>> {
+    ) -> io::Result<Polled<W::Output>> {
         match condition.poll_memory(&mut state.stepper) {
             Polled::Nothing => {
                 let everywhere = wait.until != Timeout::Zero;
-                state.stepper.step(now, everywhere).map(|_| None)
+                state.stepper.step(now, everywhere)?;
+                Ok(Polled::Nothing)
             }
-            Polled::Progress => Ok(None),
-            Polled::Ready(output) => Ok(Some(output)),
+            found => Ok(found),
         }
     }
 
@@ -491,7 +495,7 @@ impl<S: Stepper> Driver<S> {
         now: &mut Instant,
         condition: &mut W,
         rounds: u32,
-    ) -> io::Result<Option<W::Output>> {
+    ) -> io::Result<Polled<W::Output>> {
         let State {
             stepper,
             hits_in_row,
@@ -501,45 +505,34 @@ impl<S: Stepper> Driver<S> {
             for _ in 0..MEMORY_POLLS {
                 match condition.poll_memory(stepper) {
                     Polled::Nothing => {}
-                    Polled::Progress => return Ok(None),
-                    Polled::Ready(output) => return Ok(Some(output)),
+                    found => return Ok(found),
                 }
             }
             if !rounds.is_multiple_of(MEMORY_ROUNDS) {
-                return Ok(None);
+                return Ok(Polled::Nothing);
             }
         } else if stepper.spin_poll(*now, SPIN_SYSCALLS)? && *hits_in_row < MAX_HITS_IN_ROW {
             // Hand over these packets before taking a full step.
             *hits_in_row += 1;
             stepper.take_polled(*now)?;
-            return Ok(None);
+            return Ok(Polled::Progress);
         }
         *hits_in_row = 0;
         *now = self.clock.now();
-        stepper.step(*now, false)?;
-        Ok(None)
+        Ok(match stepper.step(*now, false)? {
+            true => Polled::Progress,
+            false => Polled::Nothing,
+        })
     }
 
-    /// Yields between two spin rounds if needed.
+    /// Waits a moment if other threads want the lock.
     #[inline]
-    fn pause(&self, rounds: u32) {
-        let oversubscribed = self.oversubscribed.load(Ordering::Relaxed);
-        if oversubscribed || rounds.is_multiple_of(ROUNDS_PER_YIELD) {
-            let before = self.clock.now();
-            yield_core();
-            let others_ran = self.clock.now().since(before) > CONTENDED_YIELD_NS;
-            if others_ran != oversubscribed {
-                self.oversubscribed.store(others_ran, Ordering::Relaxed);
-            }
-        }
+    fn let_contenders_lock(&self) {
         for _ in 0..MAX_CONTENDER_CHECKS {
             if self.contenders.load(Ordering::Relaxed) == 0 {
                 return;
             }
             std::hint::spin_loop();
-            if oversubscribed {
-                yield_core();
-            }
         }
         // The thread that wants the lock may need this core to get it.
         yield_core();

@@ -1,6 +1,6 @@
 //! The primitives that the driver uses. The loom model (`model.rs`) replaces them with its own.
 
-pub(super) use std::sync::atomic::{AtomicBool, AtomicUsize};
+pub(super) use std::sync::atomic::AtomicUsize;
 pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 pub(super) use std::thread::sleep;
 
