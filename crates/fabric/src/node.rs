@@ -5,14 +5,17 @@
 //! `DIPOLE_BIND`, or the only one), and its number is derived from that. Ranks exchange their
 //! addresses ([`Name`](crate::name::Name)), so they need no list of nodes.
 
+use std::ffi::OsString;
 use std::net::{IpAddr, UdpSocket};
+use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use dipole_node::hosts::Hosts;
-use dipole_node::job::{RankPlacement, placement_from_env};
+use dipole_node::job::{Job, RankPlacement, placement_from_env};
 use dipole_node::{
-    ActivePort, Config, Endpoint, EndpointId, GoneReason, Links, Node, NodeId, interface_addresses,
-    variables,
+    ActivePort, Config, Endpoint, EndpointId, GoneReason, Links, Node, NodeId, bind_address,
+    interface_addresses, variables,
 };
 use rustc_hash::FxHashMap;
 
@@ -22,6 +25,9 @@ use crate::eq::Events;
 
 /// Documentation addresses, used to look up the default route. Nothing is sent there.
 const REMOTE_PROBES: [&str; 2] = ["192.0.2.1:9", "[2001:db8::1]:9"];
+
+/// How long a rank may be silent where a launcher watches the ranks.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The state that all objects of a domain share.
 pub(crate) struct Domain {
@@ -66,6 +72,7 @@ impl Domain {
 
 /// The configuration of this process's node.
 fn config() -> Result<Config, String> {
+    warn_about_launcher();
     let links = match variable(variables::LINK) {
         Some(links) => links.parse().map_err(|()| {
             format!(
@@ -79,7 +86,29 @@ fn config() -> Result<Config, String> {
         Some(_) => None,
         None => placement()?,
     };
-    Config::from_env_at(links, place).map_err(|error| error.to_string())
+    let mut config = Config::from_env_at(links, place).map_err(|error| error.to_string())?;
+    if Job::has_launcher() {
+        // It ends the job when a rank dies. A silent rank may be stopped, by a batch system or a
+        // debugger, or on a machine that is being moved.
+        config.connect_timeout = PATIENCE;
+        if variable(variables::PEER_TIMEOUT_MS).is_none() {
+            config.set_peer_timeout(PATIENCE);
+        }
+    }
+    Ok(config)
+}
+
+/// Rank 0 of a job of `dipole run` tells the user to start it otherwise.
+fn warn_about_launcher() {
+    let is_first = variable("DIPOLE_RANK").as_deref() == Some("0");
+    if let Some(size) = Job::size_unknown_to_mpi()
+        && is_first
+    {
+        eprintln!(
+            "dipole: `dipole run` started {size} ranks, but to MPI each of them is a job of one \
+             rank; start MPI programs with mpirun or mpiexec (see dipole-mpi-env(1))"
+        );
+    }
 }
 
 fn variable(name: &str) -> Option<String> {
@@ -111,14 +140,18 @@ fn placement() -> Result<Option<RankPlacement>, String> {
         Ok(None) | Err(_) => {}
     }
     let address = match variable(variables::BIND) {
-        Some(bind) => bind
-            .parse()
-            .map_err(|_| format!("{}={bind}: expected an IP address", variables::BIND))?,
+        Some(bind) => bind_address(&bind).ok_or_else(|| {
+            format!(
+                "{}={bind}: this machine has no such address, subnet or interface",
+                variables::BIND
+            )
+        })?,
         None => routed_address().or_else(only_address).ok_or_else(|| {
-            let bind = variables::BIND;
             format!(
                 "this machine has no route to other networks, and none or several IPv4 addresses; \
-                 set {bind} to its address on the network of the job, or {} to a hosts file",
+                 set {} to the network of the job (10.0.0.0/24) or to its interface (eth1) on all \
+                 nodes, or {} to a hosts file",
+                variables::BIND,
                 variables::HOSTS
             )
         })?,
@@ -161,9 +194,20 @@ fn only_address() -> Option<IpAddr> {
     let all = interface_addresses().ok()?;
     let mut usable = all
         .iter()
-        .filter(|one| one.up && !one.loopback && one.ip.is_ipv4());
+        .filter(|one| one.up && !one.loopback && one.ip.is_ipv4() && !is_internal(&one.name));
     let first = usable.next()?.ip;
     usable.next().is_none().then_some(first)
+}
+
+/// True for a bridge between containers or guests of this machine, such as docker0: none of its ports
+/// is a network card. Other machines often have the same address on theirs.
+fn is_internal(interface: &str) -> bool {
+    let class = Path::new("/sys/class/net");
+    let Ok(ports) = class.join(interface).join("brif").read_dir() else {
+        return false;
+    };
+    let is_card = |port: OsString| class.join(port).join("device").exists();
+    !ports.flatten().any(|port| is_card(port.file_name()))
 }
 
 /// The node number for an address: an IPv4 address itself, or a hash of an IPv6 address.

@@ -119,6 +119,46 @@ fn full_queues_lose_nothing_and_hold_up_only_their_own_peer() {
 }
 
 #[test]
+fn a_rank_that_is_stopped_for_a_while_only_makes_the_others_wait() {
+    if let Some(why) = Testbed::why_not() {
+        eprintln!("SKIPPED: {why}");
+        return;
+    }
+    let Some(bench) = Bench::of(Library::Installed) else {
+        return;
+    };
+    let testbed = Testbed::builder().nodes(2).build();
+    let testbed = testbed.expect("a testbed can be made");
+    let program = bench.compile("stopped");
+    let job = || bench.job(&program, 1).testbed(&testbed, &[2, 1]);
+    assert_right(&job().run(), "stopped");
+    let done = job().variable("DIPOLE_PEER_TIMEOUT_MS", "1000").run();
+    assert!(!done.was_killed && !done.status.success(), "{done:?}");
+    assert!(done.err.contains("DIPOLE_PEER_TIMEOUT_MS"), "{done:?}");
+}
+
+#[test]
+fn an_mpi_program_under_the_wrong_launcher_is_told_so() {
+    let Some(bench) = Bench::of(Library::Installed) else {
+        return;
+    };
+    let program = bench.compile("late");
+    for (rank, warns) in [("0", true), ("1", false)] {
+        let variables = [
+            ("DIPOLE_RANK", rank),
+            ("DIPOLE_SIZE", "2"),
+            ("DIPOLE_JOB", "7"),
+            ("DIPOLE_JOB_BASE", "1000"),
+            ("DIPOLE_RANKS", "1x2"),
+        ];
+        let done = bench.singleton(&program, &variables);
+        assert!(done.status.success(), "{done:?}");
+        let told = "`dipole run` started 2 ranks, but to MPI each of them is a job of one rank";
+        assert_eq!(done.err.contains(told), warns, "{done:?}");
+    }
+}
+
+#[test]
 fn death_of_a_rank_ends_the_job_with_a_message() {
     let Some(bench) = Bench::of(Library::Installed) else {
         return;

@@ -107,6 +107,20 @@ impl Job {
         }
     }
 
+    /// True if a launcher started this process, and notices when another rank dies.
+    #[must_use]
+    pub fn has_launcher() -> bool {
+        variable("DIPOLE_RANK").is_some() || mpi::is_here(&variable) || slurm::is_here(&variable)
+    }
+
+    /// The number of ranks, if `dipole run` started this process and no MPI launcher did, so that an
+    /// MPI library takes each rank for a job of its own.
+    #[must_use]
+    pub fn size_unknown_to_mpi() -> Option<u32> {
+        let size: u32 = variable("DIPOLE_SIZE")?.parse().ok()?;
+        (size > 1 && !mpi::has_several_ranks(&variable)).then_some(size)
+    }
+
     /// The main endpoint of this process.
     #[must_use]
     pub fn own_address(&self) -> Address {

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use dipole_driver::nanoseconds;
 use dipole_link::fault::Plan;
 use dipole_link::udp::PortRange;
 
@@ -12,6 +13,7 @@ use dipole_bpf::grant::DEFAULT_PATH;
 use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES};
 
 use crate::address::NodeId;
+use crate::bind::bind_address;
 use crate::environment;
 use crate::hosts::{Host, Hosts, MAX_INTERFACES};
 use crate::job::{self, JobError, RankPlacement};
@@ -293,8 +295,8 @@ impl Config {
 
     /// Limits how long a peer that owes an answer may be silent. Its node is queried after a
     /// third of that, but after at most a second.
-    fn set_peer_timeout(&mut self, timeout_ms: u64) {
-        let timeout_ns = timeout_ms * 1_000_000;
+    pub fn set_peer_timeout(&mut self, timeout: Duration) {
+        let timeout_ns = nanoseconds(timeout);
         self.protocol.peer_timeout_ns = timeout_ns;
         self.protocol.suspect_after_ns = self.protocol.suspect_after_ns.min(timeout_ns / 3);
     }
@@ -370,15 +372,19 @@ impl Config {
         }
         config.apply_hosts_file();
         config.key = ClusterKey::from_env().map_err(ConfigError::Key)?;
-        if let Some(bind) = parsed(variables::BIND, "an IP address of this node")? {
-            config.bind = bind;
+        if let Some(value) = variable(variables::BIND) {
+            config.bind = bind_address(&value).ok_or_else(|| ConfigError::Variable {
+                name: variables::BIND,
+                value,
+                expected: crate::bind::EXPECTED.into(),
+            })?;
         }
         config.ports = parsed(variables::PORTS, "two or more ports, such as 7412-7500")?;
         if let Some(spin) = parsed(variables::SPIN_MICROSECONDS, "microseconds")? {
             config.spin = Duration::from_micros(spin);
         }
         if let Some(ms) = number_in(variables::PEER_TIMEOUT_MS, 300, 86_400_000)? {
-            config.set_peer_timeout(ms);
+            config.set_peer_timeout(Duration::from_millis(ms));
         }
         if let Some(on) = number_in(variables::BUSY_POLL, 0, 1)? {
             config.busy_poll = on == 1;
@@ -442,11 +448,11 @@ mod tests {
     #[test]
     fn a_silent_peers_node_is_queried_before_the_peer_timeout() {
         let mut config = Config::local(NodeId(1), PathBuf::new());
-        config.set_peer_timeout(1500);
+        config.set_peer_timeout(Duration::from_millis(1500));
         assert_eq!(config.protocol.peer_timeout_ns, 1_500_000_000);
         assert_eq!(config.protocol.suspect_after_ns, 500_000_000);
         config = Config::local(NodeId(1), PathBuf::new());
-        config.set_peer_timeout(60_000);
+        config.set_peer_timeout(Duration::from_secs(60));
         assert_eq!(config.protocol.suspect_after_ns, 1_000_000_000);
     }
 

@@ -26,6 +26,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bind;
 mod completion;
 mod config;
 mod control;
@@ -51,6 +52,7 @@ mod stats;
 use dipole_naming::{address, environment, key, limits, lines, liveness};
 
 pub use address::{Address, AddressError, EndpointId, NodeId};
+pub use bind::bind_address;
 /// Shared bytes, for [`Edge::post_bytes`].
 pub use bytes::Bytes;
 pub use completion::{CompletionCounter, CompletionQueue};

@@ -107,7 +107,9 @@ impl fmt::Display for KeyMismatch {
 impl fmt::Display for GoneReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            GoneReason::Silent => "it did not answer in time",
+            GoneReason::Silent => {
+                "it did not answer in time (DIPOLE_PEER_TIMEOUT_MS sets the limit)"
+            }
             GoneReason::Died => "it ended without closing the session (killed or crashed)",
             GoneReason::Closed => "it closed the session",
             GoneReason::Restarted => "another process has taken its place",
