@@ -38,6 +38,9 @@ const OUTPUT_BUDGET_BYTES: usize = 4 << 20;
 /// When the launcher first reports which hosts it waits for, and how often after that.
 const FIRST_NOTICE: Duration = Duration::from_secs(2);
 const NOTICE_EVERY: Duration = Duration::from_secs(5);
+/// How long the others may take to end by themselves after a rank has ended with a status other than 0:
+/// they may have finished, too, and still be writing their output.
+const SETTLE: Duration = Duration::from_secs(1);
 /// How long after the grace period a host may take to report that it is done.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -93,6 +96,7 @@ pub(super) fn launch(args: RunArgs, hosts: &HostsFile, style: Style) -> Result<u
         running: BTreeMap::new(),
         status: None,
         interruptions: 0,
+        end_at: None,
         give_up_at: None,
         timeout_at: None,
         losses: Losses::new(args.on_loss, args.restarts),
@@ -133,6 +137,8 @@ struct Launch {
     status: Option<u8>,
     interruptions: u32,
     give_up_at: Option<Instant>,
+    /// When a job is ended of which a rank has failed.
+    end_at: Option<Instant>,
     /// When the job times out.
     timeout_at: Option<Instant>,
     losses: Losses,
@@ -208,6 +214,7 @@ impl Launch {
             }
             let wake = [
                 self.give_up_at.or(self.timeout_at),
+                self.end_at,
                 self.next_restart(setup),
                 check_key_at,
             ];
@@ -228,6 +235,11 @@ impl Launch {
                 None if self.give_up_at.is_some_and(|at| at <= Instant::now()) => {
                     self.give_up();
                     return;
+                }
+                None if self.end_at.is_some_and(|at| at <= Instant::now()) => {
+                    self.end_at = None;
+                    let status = self.status.unwrap_or(1);
+                    self.fail(status);
                 }
                 None if self.timeout_at.is_some_and(|at| at <= Instant::now()) => {
                     self.timeout_at = None;
@@ -317,20 +329,16 @@ impl Launch {
             self.some_succeeded = true;
             return;
         }
-        let how = match ending {
-            Ending::Code(code) => format!("ended with status {code}"),
-            Ending::Signal(signal) => format!("was killed by signal {signal}"),
+        let (how, settle) = match ending {
+            Ending::Code(code) => (format!("ended with status {code}"), SETTLE),
+            Ending::Signal(signal) => (format!("was killed by signal {signal}"), Duration::ZERO),
         };
         let Some(contact) = index.and_then(|index| self.contacts.get(&index)) else {
             return;
         };
         let node = contact.host.node;
-        self.on_loss(
-            &[rank],
-            node,
-            ending.status(),
-            &format!("rank {rank} {how}"),
-        );
+        let what = format!("rank {rank} {how}");
+        self.on_loss((&[rank], node), ending.status(), &what, settle);
     }
 
     /// Records the first failure and ends the job.
@@ -367,7 +375,8 @@ impl Launch {
             self.event(json!({"event": "lost", "ranks": lost, "reason": reason}));
             let ranks = names(&lost);
             let what = format!("{host} is lost ({reason}), and with it rank {ranks}");
-            self.on_loss(&lost, node, Ending::Signal(9).status(), &what);
+            let status = Ending::Signal(9).status();
+            self.on_loss((&lost, node), status, &what, Duration::ZERO);
         }
     }
 

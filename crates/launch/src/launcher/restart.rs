@@ -1,6 +1,6 @@
 //! Restarts of ranks that failed or were lost, as [`Losses`](super::Losses) decides.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dipole_node::NodeId;
 use serde_json::json;
@@ -13,9 +13,15 @@ use crate::message::{Hello, ToShim};
 
 impl Launch {
     /// Handles ranks that failed, or were lost together.
-    pub(super) fn on_loss(&mut self, ranks: &[u32], node: NodeId, status: u8, what: &str) {
+    pub(super) fn on_loss(
+        &mut self,
+        (ranks, node): (&[u32], NodeId),
+        status: u8,
+        what: &str,
+        settle: Duration,
+    ) {
         // Ranks are expected to end while the job is being ended.
-        if self.give_up_at.is_some() {
+        if self.give_up_at.is_some() || self.end_at.is_some() {
             return;
         }
         match self.losses.lost(Instant::now(), node, ranks, status) {
@@ -25,7 +31,8 @@ impl Launch {
                     false => "; ending the others",
                 };
                 self.print_message(format!("{what}{others}"));
-                self.fail(status);
+                self.status.get_or_insert(status);
+                self.end_at = Some(Instant::now() + settle);
             }
             OnLoss::Continue => {
                 self.print_message(format!("{what}; the others continue"));

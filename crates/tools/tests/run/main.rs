@@ -278,6 +278,15 @@ fn the_status_is_that_of_the_first_failed_rank_and_the_others_are_terminated() {
 }
 
 #[test]
+fn a_failed_rank_does_not_cost_others_the_output_with_which_they_end() {
+    let script = "[ $DIPOLE_RANK = 1 ] && exit 3; sleep 0.3; echo rank $DIPOLE_RANK is done";
+    let output = run(&["-n", "4", "sh", "-c", script]);
+    assert_eq!(status(&output), 3, "{}", err(&output));
+    let done = [0, 2, 3].map(|rank| format!("rank {rank} is done"));
+    assert_eq!(lines(&output), done.into(), "{}", err(&output));
+}
+
+#[test]
 fn a_rank_that_ignores_sigterm_is_killed_after_the_grace() {
     let output = run(&[
         "-n",
