@@ -34,6 +34,30 @@ fn every_rule_holds_over_each_link() {
 }
 
 #[test]
+fn puts_and_messages_take_effect_in_the_order_of_the_ranks_however_late_rank_0_is() {
+    let bench = Bench::new();
+    let program = bench.compile(&source("order.c"), &["-std=c11"]);
+    // Waiting ranks probe rank 0 every 500 ms.
+    for (launched, wanted, late) in [(4, 4, "0"), (4, 2, "1200"), (3, 1, "700")] {
+        let right = format!("in order on {wanted} ranks\n");
+        let job = || {
+            let job = bench.job(&program, launched);
+            job.argument(&format!("{wanted}")).argument(late)
+        };
+        for link in LINKS {
+            let done = job().variable("DIPOLE_LINK", link).run();
+            assert_eq!(done.output(), right, "{link}");
+        }
+        if launched == 4 {
+            for link in ["auto", "tcp,shm"] {
+                let done = job().nodes(&[2, 2]).variable("DIPOLE_LINK", link).run();
+                assert_eq!(done.output(), right, "two nodes, {link}");
+            }
+        }
+    }
+}
+
+#[test]
 fn each_rank_reports_an_invalid_dipole_log_and_continues() {
     let bench = Bench::new();
     let program = bench.compile(&source("collectives.c"), &["-std=c11"]);

@@ -307,9 +307,17 @@ impl Carrier for Endpoints {
     }
 
     fn close(&mut self, timeout: Duration) {
+        let until = Instant::now() + timeout;
+        let left = || until.saturating_duration_since(Instant::now());
         self.open.clear();
+        // Closing an edge would cancel what waits for its connection or for room.
+        while self.posted > 0
+            && let Ok(Some(completion)) = self.queue.wait(left())
+        {
+            let _failed = self.complete(completion);
+        }
         self.edges.clear();
         // A rank that has not received everything by now will not.
-        let _closed = self.node.clone().close(timeout);
+        let _closed = self.node.clone().close(left());
     }
 }

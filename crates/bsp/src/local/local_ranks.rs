@@ -1,5 +1,6 @@
 //! The ranks of this node and their windows.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -7,7 +8,8 @@ use dipole_link::cpu;
 use dipole_link::shm::pull::{self, Probe, PullRange};
 use dipole_link::window::Window;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use super::arena::Chunks;
 use super::sync_block::{AbortCause, SyncBlock, SyncPhase};
@@ -61,11 +63,36 @@ struct LocalRank {
 #[derive(Debug)]
 struct Peer {
     window: Window,
-    process: OwnedFd,
+    /// `None` where the system has no such descriptors, as under valgrind.
+    process: Option<OwnedFd>,
     number: i32,
     probe: Probe,
     /// This process may read its memory.
     can_pull: bool,
+}
+
+impl Peer {
+    fn has_ended(&self) -> bool {
+        let Some(process) = &self.process else {
+            let pid = Pid::from_raw(self.number);
+            return pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH));
+        };
+        let mut ended = [PollFd::new(process, PollFlags::IN)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        matches!(poll(&mut ended, Some(&now)), Ok(1..))
+    }
+}
+
+/// A descriptor that becomes readable when a process ends, if the system has them.
+fn process_descriptor(pid: Pid) -> io::Result<Option<OwnedFd>> {
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(descriptor) => Ok(Some(descriptor)),
+        Err(Errno::NOSYS | Errno::PERM) => Ok(None),
+        Err(cause) => Err(cause.into()),
+    }
 }
 
 /// Shared memory of all ranks of this node.
@@ -137,7 +164,7 @@ impl LocalRanks {
             let number = i32::try_from(offer.process).map_err(|_| invalid())?;
             let pid = Pid::from_raw(number).ok_or_else(invalid)?;
             Ok(Peer {
-                process: pidfd_open(pid, PidfdFlags::empty())?,
+                process: process_descriptor(pid)?,
                 window: Window::open(offer.process, offer.descriptor, length)?,
                 number,
                 probe: offer.probe(),
@@ -356,17 +383,12 @@ impl LocalRanks {
         let Some(peer) = &self.local_ranks[local_rank].peer else {
             return Ok(());
         };
-        let mut ended = [PollFd::new(&peer.process, PollFlags::IN)];
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        match poll(&mut ended, Some(&now)) {
-            Ok(1..) => Err(Failure::Gone {
+        match peer.has_ended() {
+            true => Err(Failure::Gone {
                 rank: self.local_ranks[local_rank].rank,
                 cause: format!("process {} has ended", peer.number),
             }),
-            _ => Ok(()),
+            false => Ok(()),
         }
     }
 

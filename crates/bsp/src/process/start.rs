@@ -400,29 +400,34 @@ fn send_start<C: Carrier>(
 }
 
 /// Waits until the surplus ranks have confirmed that they take no part. Keeps what other ranks
-/// send meanwhile.
+/// send meanwhile. Surplus ranks that wait for rank 0 may have sent probes.
 fn release_surplus<C: Carrier>(
     carrier: &mut C,
     surplus: Range<u32>,
     early: &mut Early<C>,
 ) -> Result<(), Failure> {
-    let mut missing: Vec<u32> = surplus.collect();
-    let is_surplus = |(from, _): &(u32, C::Message)| missing.contains(from);
-    let (confirmed, others): (Vec<_>, Vec<_>) = early.drain(..).partition(is_surplus);
-    *early = others;
-    missing.retain(|rank| confirmed.iter().all(|(from, _)| from != rank));
+    let mut missing: Vec<u32> = surplus.clone().collect();
     let mut slow_wait = SlowWaitLog::new();
-    while !missing.is_empty() {
+    let mut arrived = std::mem::take(early);
+    loop {
+        for (from, message) in arrived.drain(..) {
+            if !surplus.contains(&from) {
+                early.push((from, message));
+            } else if Head::decode(&message).is_some_and(|(head, _)| head.kind == Kind::Start) {
+                missing.retain(|rank| *rank != from);
+            }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
         match carrier.receive(CHECK_INTERVAL)? {
-            Some((from, _)) if missing.contains(&from) => missing.retain(|rank| *rank != from),
-            Some(other) => early.push(other),
+            Some(message) => arrived.push(message),
             None => {
                 carrier.check(&missing)?;
                 log_slow_start(0, &mut slow_wait, &missing);
             }
         }
     }
-    Ok(())
 }
 
 /// Waits for rank 0's decisions. Keeps what other ranks send meanwhile.

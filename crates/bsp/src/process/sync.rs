@@ -318,9 +318,9 @@ impl<C: Carrier> Process<C> {
         }
     }
 
-    /// Applies the records of this rank (`own`), then those of the other ranks of this node.
-    fn apply_local(&mut self, own: &[Vec<u8>], epoch: u32) -> Result<(), Failure> {
-        let summary = self.exchange.summary();
+    /// Applies the records of this rank (`own`), or of another rank of this node.
+    fn apply_local(&mut self, rank: u32, own: &[Vec<u8>], epoch: u32) -> Result<(), Failure> {
+        let sends = self.exchange.summary().sends(rank, self.rank);
         let ranks = self.shared.as_ref().map(|shared| shared.ranks());
         let mut effects = Effects {
             registrations: self.collective.registrations(),
@@ -328,21 +328,39 @@ impl<C: Carrier> Process<C> {
             tag_bytes: self.collective.tag_bytes(),
             ranks,
         };
-        for chunk in own {
-            effects.apply(RecordBuffer::records(chunk), None)?;
-        }
-        let Some(ranks) = ranks else {
-            return Ok(());
-        };
-        // Each rank starts with its successor, so that they do not all read the same memory.
-        for local_rank in ranks.others_after_own() {
-            if summary.sends(ranks.rank(local_rank), self.rank) {
-                for records in ranks.records(local_rank, epoch) {
-                    effects.apply(records, Some(local_rank))?;
-                }
+        if rank == self.rank {
+            for chunk in own {
+                effects.apply(RecordBuffer::records(chunk), None)?;
+            }
+        } else if let Some(ranks) = ranks
+            && let Some(local_rank) = ranks.index(rank)
+            && sends
+        {
+            for records in ranks.records(local_rank, epoch) {
+                effects.apply(records, Some(local_rank))?;
             }
         }
         Ok(())
+    }
+
+    /// Applies the records of a rank of another node as they arrive.
+    fn apply_remote(&mut self, rank: u32) -> Result<(), Failure> {
+        let sends = self.exchange.summary().sends(rank, self.rank);
+        if !sends || self.exchange.node_map().share_node(rank, self.rank) {
+            return Ok(());
+        }
+        loop {
+            while let Some(body) = self.exchange.take_records(rank) {
+                self.enter_phase(Phase::Apply);
+                self.effects().apply(Source::from(&*body), None)?;
+                self.exchange.release(&body);
+            }
+            self.enter_phase(Phase::Exchange);
+            if self.exchange.has_all_records(rank) {
+                return Ok(());
+            }
+            self.wait_message()?;
+        }
     }
 
     /// True if all records from ranks of other nodes have arrived.
@@ -372,26 +390,22 @@ impl<C: Carrier> Process<C> {
         (0..self.size).filter(is_missing)
     }
 
-    /// Applies records as they arrive, because no get involves this rank.
+    /// Applies all records, because no get involves this rank. They are applied rank by rank, so that
+    /// one of several puts to the same place remains as a whole, and the result is reproducible.
     fn exchange_without_gets(&mut self, epoch: u32) -> Result<(), Failure> {
         let own = self.pending.take_own(self.rank);
         self.enter_phase(Phase::Apply);
-        self.apply_local(&own, epoch)?;
+        for rank in 0..self.size {
+            self.apply_local(rank, &own, epoch)?;
+            self.apply_remote(rank)?;
+        }
         if self.exchange.node_map().nodes() == 1 {
             return Ok(());
         }
-        loop {
-            while let Some((_, body)) = self.exchange.take_records() {
-                self.enter_phase(Phase::Apply);
-                self.effects().apply(Source::from(&*body), None)?;
-                self.exchange.release(&body);
-            }
-            self.enter_phase(Phase::Exchange);
-            if self.has_all_records() && self.transmit()? {
-                return Ok(());
-            }
+        while !self.transmit()? {
             self.wait_message()?;
         }
+        Ok(())
     }
 
     /// Waits until no rank of this node needs the memory of another one for this superstep.

@@ -295,14 +295,14 @@ impl<M: Deref<Target = [u8]>> Exchange<M> {
         self.inbox.release(body);
     }
 
-    /// The next records that have arrived, and their sender.
-    pub fn take_records(&mut self) -> Option<(u32, Body<M>)> {
-        self.inbox.records.take()
+    /// The next records that have arrived from a rank.
+    pub fn take_records(&mut self, from: u32) -> Option<Body<M>> {
+        self.inbox.records.take(from)
     }
 
-    /// The next replies that have arrived, and their sender.
-    pub fn take_replies(&mut self) -> Option<(u32, Body<M>)> {
-        self.inbox.replies.take()
+    /// The next replies that have arrived from a rank.
+    pub fn take_replies(&mut self, from: u32) -> Option<Body<M>> {
+        self.inbox.replies.take(from)
     }
 
     /// True if all records from a rank have arrived.

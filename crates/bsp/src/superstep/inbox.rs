@@ -81,27 +81,28 @@ impl<M: Deref<Target = [u8]>> Deref for Body<M> {
 pub(super) struct Chunks<M> {
     /// Numbers of chunks, indexed by sender.
     counts: Vec<ChunkCount>,
-    /// Arrived and not yet taken.
-    queue: VecDeque<(u32, Body<M>)>,
+    /// Arrived and not yet taken, indexed by sender.
+    queues: Vec<VecDeque<Body<M>>>,
 }
 
 impl<M> Chunks<M> {
     fn new(size: usize) -> Chunks<M> {
         Chunks {
             counts: vec![ChunkCount::default(); size],
-            queue: VecDeque::new(),
+            queues: (0..size).map(|_| VecDeque::new()).collect(),
         }
     }
 
     /// Adds a chunk. `None` if it is out of order, or its total differs from that of the others.
     pub(super) fn push(&mut self, from: u32, index: u32, total: u32, body: Body<M>) -> Option<()> {
         self.counts[from as usize].add(index, total)?;
-        self.queue.push_back((from, body));
+        self.queues[from as usize].push_back(body);
         Some(())
     }
 
-    pub(super) fn take(&mut self) -> Option<(u32, Body<M>)> {
-        self.queue.pop_front()
+    /// The next chunk from a rank.
+    pub(super) fn take(&mut self, from: u32) -> Option<Body<M>> {
+        self.queues[from as usize].pop_front()
     }
 
     /// True if all chunks from a rank have arrived.
@@ -188,7 +189,7 @@ mod tests {
         assert_eq!(records.push(0, 1, 3, body()), None);
         assert_eq!(records.push(0, 1, 2, body()), Some(()));
         assert!(records.is_complete(0));
-        let (from, taken) = records.take().expect("a chunk");
-        assert_eq!((from, &*taken), (0, &[2][..]));
+        let taken = records.take(0).expect("a chunk");
+        assert_eq!(&*taken, &[2]);
     }
 }

@@ -3,7 +3,9 @@
 //! The n-th push of all ranks makes one area, with a part on each rank. Pushes and pops take effect
 //! in the next superstep.
 
-use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
+
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::collective::Part;
 use super::summary::Summary;
@@ -18,17 +20,12 @@ pub struct Registrations {
     areas: FxHashMap<u32, Box<[Part]>>,
     /// Areas in use, by the start of this rank's part, the newest last.
     by_address: FxHashMap<u64, Vec<u32>>,
+    /// Areas that have not been popped, those of this superstep included, in the same way.
+    poppable: FxHashMap<u64, VecDeque<u32>>,
     /// Number of the next area.
     next: u32,
-    pushed: Vec<Pushed>,
+    pushed: Vec<Part>,
     popped: Vec<u32>,
-}
-
-/// A push of this superstep.
-#[derive(Clone, Copy, Debug)]
-struct Pushed {
-    part: Part,
-    is_popped: bool,
 }
 
 impl Registrations {
@@ -40,6 +37,7 @@ impl Registrations {
             size,
             areas: FxHashMap::default(),
             by_address: FxHashMap::default(),
+            poppable: FxHashMap::default(),
             next: 0,
             pushed: Vec::new(),
             popped: Vec::new(),
@@ -54,35 +52,34 @@ impl Registrations {
         if part.is_null() && part.bytes > 0 {
             return Err(Misuse::NullWithSize { bytes: part.bytes });
         }
-        self.pushed.push(Pushed {
-            part,
-            is_popped: false,
-        });
+        let number = self.next + u32::try_from(self.pushed.len()).unwrap_or(u32::MAX);
+        self.poppable
+            .entry(part.address)
+            .or_default()
+            .push_back(number);
+        self.pushed.push(part);
         Ok(())
     }
 
-    /// Removes the newest area whose part on this rank begins at `address`.
+    /// Removes the newest area whose part on this rank begins at `address`. For NULL it is the oldest
+    /// area without a part on this rank, so that ranks with and without parts agree on the area.
     ///
     /// # Errors
     /// The area is not registered.
     pub fn pop(&mut self, address: u64) -> Result<(), Misuse> {
-        let is_it = |pushed: &Pushed| !pushed.is_popped && pushed.part.address == address;
-        if let Some(index) = self.pushed.iter().rposition(is_it) {
-            self.pushed[index].is_popped = true;
-            let index = u32::try_from(index).unwrap_or(u32::MAX);
-            self.popped.push(self.next + index);
-            return Ok(());
-        }
-        let known = self.by_address.get(&address).into_iter().flatten();
-        let newest = known.rev().find(|number| !self.popped.contains(number));
-        let number = *newest.ok_or(Misuse::NeverPushed { address })?;
-        self.popped.push(number);
+        let known = self.poppable.get_mut(&address);
+        let number = known.and_then(|known| match address {
+            0 => known.pop_front(),
+            _ => known.pop_back(),
+        });
+        self.popped
+            .push(number.ok_or(Misuse::NeverPushed { address })?);
         Ok(())
     }
 
     /// The pushes of this superstep.
     pub fn pushes(&self) -> impl Iterator<Item = Part> {
-        self.pushed.iter().map(|pushed| pushed.part)
+        self.pushed.iter().copied()
     }
 
     /// The areas popped in this superstep.
@@ -96,7 +93,6 @@ impl Registrations {
     ///
     /// # Errors
     /// The area is not registered, or `bytes` bytes from `offset` on exceed that part.
-    /// It names none, or they are not inside.
     #[inline]
     pub fn find(
         &self,
@@ -110,7 +106,7 @@ impl Registrations {
             _ => self.by_address.get(&address).and_then(|all| all.last()),
         };
         let Some(&number) = newest else {
-            let is_fresh = |pushed: &Pushed| pushed.part.address == address;
+            let is_fresh = |part: &Part| part.address == address;
             return Err(match self.pushed.iter().any(is_fresh) {
                 true => Misuse::NotYetRegistered { address },
                 false => Misuse::NotRegistered { address },
@@ -154,22 +150,26 @@ impl Registrations {
         for (number, index) in (self.next..).zip(0..self.pushed.len()) {
             let parts = (0..self.size).map(|rank| known.collectives(rank).pushes[index]);
             self.areas.insert(number, parts.collect());
-            let address = self.pushed[index].part.address;
+            let address = self.pushed[index].address;
             self.by_address.entry(address).or_default().push(number);
         }
         self.next += u32::try_from(self.pushed.len()).unwrap_or(u32::MAX);
         self.pushed.clear();
-        let mut keys = Vec::new();
+        let (mut keys, mut changed) = (Vec::new(), FxHashSet::default());
         for number in self.popped.drain(..) {
             let Some(parts) = self.areas.remove(&number) else {
                 continue;
             };
             let Part { address, key, .. } = parts[self.own as usize];
             keys.extend((key != 0).then_some(key));
+            changed.insert(address);
+        }
+        for address in changed {
             if let Some(known) = self.by_address.get_mut(&address) {
-                known.retain(|known| *known != number);
+                known.retain(|number| self.areas.contains_key(number));
                 if known.is_empty() {
                     self.by_address.remove(&address);
+                    self.poppable.remove(&address);
                 }
             }
         }
@@ -255,7 +255,9 @@ mod tests {
         assert_eq!(own.find(y, 1, 0, 4), Ok((1, y)));
         assert!(own.push(part(0, 1)).is_err());
         own.push(part(0, 0)).expect("no part");
-        own.pop(0).expect("the same");
+        own.push(part(0, 0)).expect("no part");
+        own.pop(0).expect("the older");
+        assert_eq!(own.pops(), [3]);
         assert_eq!(own.own(1, 0, 4), Some(y));
         assert_eq!(own.own(1, 1, 4), None);
         assert_eq!(own.own(0, 0, 1), None);

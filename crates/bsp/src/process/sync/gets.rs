@@ -21,7 +21,7 @@ struct RemoteReplies {
     written: Vec<WrittenReply>,
 }
 
-/// Records received from ranks of other nodes.
+/// Records received from ranks of other nodes, in the order of the ranks.
 type Received<C> = Vec<(u32, Body<<C as Carrier>::Message>)>;
 
 impl<C: Carrier> Process<C> {
@@ -30,8 +30,10 @@ impl<C: Carrier> Process<C> {
     pub(super) fn exchange_with_gets(&mut self, epoch: u32) -> Result<(), Failure> {
         self.pump(|process| process.has_all_records())?;
         let mut received: Received<C> = Vec::new();
-        while let Some(records) = self.exchange.take_records() {
-            received.push(records);
+        for rank in 0..self.size {
+            while let Some(body) = self.exchange.take_records(rank) {
+                received.push((rank, body));
+            }
         }
         let own = self.pending.take_own(self.rank);
         let own_replies = self.reply_to_own(&own)?;
@@ -47,11 +49,14 @@ impl<C: Carrier> Process<C> {
         }
         self.write_local_replies(epoch)?;
         self.write_remote_replies()?;
-        self.apply_local(&own, epoch)?;
         self.enter_phase(Phase::Apply);
-        for (_, body) in &received {
-            self.effects().apply(Source::from(&**body), None)?;
-            self.exchange.release(body);
+        let mut received = received.into_iter().peekable();
+        for rank in 0..self.size {
+            self.apply_local(rank, &own, epoch)?;
+            while let Some((_, body)) = received.next_if(|(from, _)| *from == rank) {
+                self.effects().apply(Source::from(&*body), None)?;
+                self.exchange.release(&body);
+            }
         }
         self.enter_phase(Phase::Exchange);
         loop {
@@ -186,9 +191,11 @@ impl<C: Carrier> Process<C> {
 
     fn write_remote_replies(&mut self) -> Result<(), Failure> {
         loop {
-            while let Some((_, body)) = self.exchange.take_replies() {
-                write_replies(self.pending.gets(), Source::from(&*body))?;
-                self.exchange.release(&body);
+            for rank in 0..self.size {
+                while let Some(body) = self.exchange.take_replies(rank) {
+                    write_replies(self.pending.gets(), Source::from(&*body))?;
+                    self.exchange.release(&body);
+                }
             }
             self.send_held_replies();
             if self.missing_replies().next().is_none() {
