@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use dipole_link::sys::{InterfaceAddress, interface_addresses};
 use ipnet::IpNet;
 
-/// What `DIPOLE_BIND` may be, for messages.
+/// Valid values of `DIPOLE_BIND`, for messages.
 pub(crate) const EXPECTED: &str =
     "an IP address, a subnet (10.0.0.0/24) or an interface (eth0) of this machine";
 

@@ -14,7 +14,7 @@ const UNBATCHED: u32 = 2;
 /// The edge to an endpoint.
 pub(super) struct PeerEdge {
     pub(super) edge: Edge,
-    /// What the edge has no room for, in order.
+    /// Control messages and gets that the edge has no room for, in order.
     pub(super) waiting: VecDeque<Waiting>,
     /// The peer is reached through shared memory, where batching gains nothing.
     pub(super) shares_memory: bool,

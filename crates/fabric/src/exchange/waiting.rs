@@ -1,7 +1,7 @@
 //! Control messages and gets that their edges had no room for.
 //!
 //! Each edge has its own queue, so a peer that accepts nothing holds up only what is meant for it. The
-//! queues are short: a program is told to try again before it fills them.
+//! queues are short, because a program gets `FI_EAGAIN` before it fills them.
 
 use dipole_node::{Bytes, Operation, RegionKey, RegionMemory, SendError};
 
