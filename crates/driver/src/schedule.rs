@@ -385,11 +385,7 @@ impl<S: Stepper> Driver<S> {
                 true => self.spin_once(&mut state, &mut now, &mut condition, rounds),
                 false => Self::look_before_sleep(&mut state, now, wait, &mut condition),
             };
-            let polled = match polled {
-                Ok(polled) => polled,
-                Err(cause) => return (state, now, Err(WaitError::Broken(cause))),
-            };
-            let is_idle = matches!(polled, Polled::Nothing);
+            let is_idle = matches!(polled, Ok(Polled::Nothing));
             state.last = now;
             if state.stepper.take_served() {
                 spinning_since = now;
@@ -398,8 +394,9 @@ impl<S: Stepper> Driver<S> {
             }
             self.tick_if_due(&mut state, now);
             let mut result = match polled {
-                Polled::Ready(output) => Some(output),
-                Polled::Progress | Polled::Nothing => condition.attempt(&mut state.stepper, now),
+                Ok(Polled::Ready(output)) => Some(output),
+                Ok(_) => condition.attempt(&mut state.stepper, now),
+                Err(cause) => return (state, now, Err(WaitError::Broken(cause))),
             };
             self.publish(&mut state, now);
             let worked;
@@ -428,14 +425,9 @@ impl<S: Stepper> Driver<S> {
             if worked {
                 // There may be more work.
             } else if spinning {
-                unlock(state);
                 rounds = rounds.wrapping_add(1);
-                self.let_contenders_lock();
-                state = self.lock();
-                now = self.clock.now();
-                if is_idle {
-                    self.contention.on_idle_round(round_began, now);
-                }
+                let idle_since = is_idle.then_some(round_began);
+                (state, now) = self.end_round(state, idle_since);
                 continue;
             } else {
                 let id = *waiter.get_or_insert_with(|| state.waiters.enter(wait.keys));
@@ -523,6 +515,23 @@ impl<S: Stepper> Driver<S> {
             true => Polled::Progress,
             false => Polled::Nothing,
         })
+    }
+
+    /// Ends a round of spinning, which began at `idle_since` if it found nothing.
+    #[inline]
+    fn end_round<'a>(
+        &'a self,
+        state: MutexGuard<'a, State<S>>,
+        idle_since: Option<Instant>,
+    ) -> (MutexGuard<'a, State<S>>, Instant) {
+        unlock(state);
+        self.let_contenders_lock();
+        let state = self.lock();
+        let now = self.clock.now();
+        if let Some(began) = idle_since {
+            self.contention.on_idle_round(began, now);
+        }
+        (state, now)
     }
 
     /// Waits a moment if other threads want the lock.
