@@ -25,8 +25,13 @@ impl Area {
     /// Creates zeroed memory; the peer maps it through the returned descriptor.
     ///
     /// # Errors
-    /// The error that the kernel returns.
+    /// The error that the kernel returns, or `EFBIG` if files must be shorter (`ulimit -f`).
     pub fn create() -> io::Result<(Area, OwnedFd)> {
+        // Beyond this limit the kernel would end the program with a signal.
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
+        if limit.current.is_some_and(|most| most < AREA as u64) {
+            return Err(rustix::io::Errno::FBIG.into());
+        }
         let (segment, file) = Segment::create(AREA)?;
         Ok((Area::inherited(segment)?, file))
     }

@@ -12,10 +12,13 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, sockopt};
 use rustix::thread::futex;
 
+use crate::area::RING;
 use crate::counter::Counter;
 use crate::directory::{Agreement, join_or_create};
 use crate::kernel::{self, Socket};
 use crate::mux::{Direction, MARKER, Stream, Unread, min_shm_bytes};
+use crate::pointer::{Access, is_accessible};
+use crate::signals::{Handled, SignalsBlocked};
 use crate::spin::AdaptiveSpin;
 
 /// Bytes that a connection must move before its ends look for each other; less would not repay
@@ -61,6 +64,8 @@ pub(crate) struct Connection {
     tcp_only: AtomicBool,
     /// Error to return from the next read.
     deferred_error: AtomicI32,
+    /// `SO_RCVLOWAT` to set once no records are left: readers wait for their markers, which are shorter.
+    low_water: AtomicI32,
 }
 
 impl Connection {
@@ -80,6 +85,7 @@ impl Connection {
             mutual: AtomicBool::new(false),
             tcp_only: AtomicBool::new(false),
             deferred_error: AtomicI32::new(0),
+            low_water: AtomicI32::new(0),
         }
     }
 
@@ -97,6 +103,7 @@ impl Connection {
         self.spin.reset();
         self.tcp_only.store(!cfg!(target_arch = "x86_64"), Relaxed);
         self.deferred_error.store(0, Relaxed);
+        self.low_water.store(0, Relaxed);
         self.descriptors.store(1, SeqCst);
         true
     }
@@ -223,10 +230,26 @@ impl Connection {
         Direction::new(&agreement.area, 1 - agreement.index).close()
     }
 
+    /// Sets a low-water mark, at once or when all records have been read.
+    pub(crate) fn set_low_water(&self, fd: BorrowedFd<'_>, bytes: i32) -> Result<(), Errno> {
+        match self.fall_back_to_tcp() {
+            Ok(()) => kernel::set_low_water(fd, bytes),
+            Err(Unread) => {
+                self.low_water.store(bytes, Release);
+                Ok(())
+            }
+        }
+    }
+
     /// True if data has arrived that only this library can read.
     pub(crate) fn has_unread(&self) -> bool {
         self.incoming()
             .is_some_and(|direction| direction.unread() > 0)
+    }
+
+    /// True if there are no unread records, and there will be none.
+    pub(crate) fn has_left_shared_memory(&self) -> bool {
+        self.tcp_only.load(Acquire) && !self.has_unread()
     }
 
     /// True if, after `read` bytes over TCP, [`search_peer`](Self::search_peer) should be called.
@@ -294,8 +317,14 @@ impl Connection {
         peek: bool,
     ) -> Result<usize, Errno> {
         let direction = self.incoming().ok_or(Errno::IO)?;
-        if direction.unread() > 0 && !self.is_of(fd) {
-            return Err(Errno::BADF);
+        let unread = direction.unread();
+        if unread > 0 && !self.is_of(fd) {
+            // The number is another file now.
+            return Err(Errno::NOTSOCK);
+        }
+        let most = usize::try_from(unread).unwrap_or(usize::MAX).min(to.len());
+        if most > 0 && !is_accessible(to.as_ptr().cast(), most, Access::Write) {
+            return Err(Errno::FAULT);
         }
         let locked = direction.lock(me(), is_alive)?;
         if !self.reads.now().is_claimed() {
@@ -316,6 +345,9 @@ impl Connection {
         };
         if let Some(error) = later {
             self.deferred_error.store(error.raw_os_error(), Release);
+        }
+        if self.low_water.load(Relaxed) != 0 && direction.unread() == 0 {
+            let _as_before = kernel::set_low_water(fd, self.low_water.swap(0, AcqRel));
         }
         drop(locked);
         // Pairs with the fence in `wait_for_room`.
@@ -340,7 +372,7 @@ impl Connection {
 
     /// Sends as much as possible through shared memory; the rest goes over TCP. Waits briefly for
     /// room if `wait` returns true; it is called only when needed. If the caller is not the only
-    /// writer, everything goes over TCP.
+    /// writer, everything goes over TCP. `EINTR` in the result: a signal ended the wait for room.
     ///
     /// # Errors
     /// The kernel's: the connection has ended.
@@ -350,36 +382,49 @@ impl Connection {
         from: &[u8],
         flags: SendFlags,
         wait: impl Fn() -> bool,
-    ) -> Result<usize, Errno> {
+    ) -> Result<(usize, Option<Errno>), Errno> {
+        const NOTHING: (usize, Option<Errno>) = (0, None);
         if from.len() < min_shm_bytes() || self.tcp_only.load(Acquire) {
-            return Ok(0);
+            return Ok(NOTHING);
         }
         if self.agreement().is_none()
             && self.writes.now().bytes().saturating_add(from.len() as u64) < MIN_BYTES_BEFORE_SEARCH
         {
-            return Ok(0);
+            return Ok(NOTHING);
         }
         let Some(agreement) = self.agree(fd, true) else {
-            return Ok(0);
+            return Ok(NOTHING);
         };
         let direction = Direction::new(&agreement.area, agreement.index);
         if !self.is_of(fd) || direction.is_closed() || !self.is_mutual(fd, agreement) {
-            return Ok(0);
+            return Ok(NOTHING);
         }
         let mut done = 0;
+        // A handler that writes to this connection would wait for its own thread.
+        let signals = SignalsBlocked::new();
         while from.len() - done >= min_shm_bytes() {
+            let piece = &from[done..from.len().min(done + RING)];
+            if !is_accessible(piece.as_ptr().cast(), piece.len(), Access::Read) {
+                // The kernel answers, as it does for TCP.
+                break;
+            }
             wait_while_taking(&direction);
-            match self.send_some(fd, &direction, &from[done..], flags) {
+            match self.send_some(fd, &direction, piece, flags) {
                 Ok(Some(count)) => done += count,
-                Ok(None)
-                    if direction.room() < min_shm_bytes()
-                        && wait()
-                        && self.wait_for_room(&direction) => {}
+                Ok(None) if direction.room() < min_shm_bytes() && wait() => {
+                    let has_room = self.wait_for_room(&direction);
+                    match signals.deliver() {
+                        Some(Handled::Restarts) if done == 0 => {}
+                        Some(_) => return Ok((done, Some(Errno::INTR))),
+                        None if has_room => {}
+                        None => break,
+                    }
+                }
                 Err(error) if done == 0 => return Err(error),
                 _ => break,
             }
         }
-        Ok(done)
+        Ok((done, None))
     }
 
     fn send_some(

@@ -44,6 +44,26 @@ pub(crate) fn is_tcp(fd: BorrowedFd<'_>) -> bool {
         && sockopt::socket_protocol(fd) == Ok(Some(ipproto::TCP))
 }
 
+/// Sets `SO_RCVLOWAT`.
+pub(crate) fn set_low_water(fd: BorrowedFd<'_>, bytes: i32) -> Result<(), Errno> {
+    // SAFETY: an int, as this option requires. The system call, because the C library's function is
+    // replaced.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_setsockopt,
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT,
+            &raw const bytes,
+            size_of::<i32>(),
+        )
+    };
+    match done {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
+    }
+}
+
 /// False if the peer is on another machine, or uses another address of this one.
 pub(crate) fn may_be_near(fd: BorrowedFd<'_>) -> bool {
     let ip = |address: SocketAddrAny| {

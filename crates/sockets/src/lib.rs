@@ -14,5 +14,7 @@ mod counter;
 mod directory;
 mod kernel;
 pub mod mux;
+mod pointer;
+mod signals;
 mod spin;
 mod table;

@@ -237,9 +237,8 @@ pub(crate) fn listed_descriptors() -> impl Iterator<Item = RawFd> {
     fds.filter(|fd| is_listed(*fd))
 }
 
-/// All connections with their descriptors.
-pub(crate) fn all_connections() -> Vec<(RawFd, ConnectionRef)> {
-    listed_descriptors()
-        .filter_map(|fd| Some((fd, enter_read(fd)?)))
-        .collect()
+/// All connections with their descriptors. Allocates nothing, because a fork may hold the allocator's
+/// locks.
+pub(crate) fn all_connections() -> impl Iterator<Item = (RawFd, ConnectionRef)> {
+    listed_descriptors().filter_map(|fd| Some((fd, enter_read(fd)?)))
 }

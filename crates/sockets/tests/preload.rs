@@ -67,6 +67,17 @@ fn a_program_sees_no_difference() {
 }
 
 #[test]
+fn unusual_calls_signals_and_descriptors_behave_as_over_tcp() {
+    for with in [false, true] {
+        let place = Place::new();
+        let program = compiled(&place, "edges");
+        let done = finished(place.command(&program, with).spawn().expect("it starts"));
+        let text = String::from_utf8_lossy(&done.stdout);
+        assert_eq!(text, "all calls do what they do over TCP\n", "with: {with}");
+    }
+}
+
+#[test]
 fn between_namespaces_a_program_sees_no_difference_either() {
     let Some(testbed) = two_nodes() else { return };
     let place = Place::new();
@@ -102,8 +113,12 @@ fn between_namespaces_a_program_sees_no_difference_either() {
 
 /// Compiles the program that exercises the socket calls.
 fn semantics(place: &Place) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/semantics.c");
-    let program = place.folder.path().join("semantics");
+    compiled(place, "semantics")
+}
+
+fn compiled(place: &Place, name: &str) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
+    let program = place.folder.path().join(name);
     let options = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"];
     compile("cc", &source, &program, &options, &[]);
     program

@@ -9,6 +9,7 @@ use rustix::net::SendFlags;
 use super::{failed, find, guarded, leaves, leaving, real, refuse, waiting, waits};
 use crate::connection::Connection;
 use crate::mux::min_shm_bytes;
+use crate::pointer::{Access, is_accessible};
 use crate::table::{self, ConnectionRef};
 
 /// Receive flags that work with records.
@@ -18,11 +19,14 @@ const KNOWN: c_int = libc::MSG_PEEK
     | libc::MSG_NOSIGNAL
     | libc::MSG_CMSG_CLOEXEC;
 
+/// Longest piece that is dropped, or copied into a pipe, at once.
+pub(super) const PIECE: usize = 64 << 10;
+
 /// Reads from the kernel and the ring, like `recv`.
 ///
 /// # Safety
 /// `to` has `length` bytes that the caller may write.
-unsafe fn receive(
+pub(super) unsafe fn receive(
     connection: &Connection,
     fd: c_int,
     to: *mut c_void,
@@ -32,6 +36,13 @@ unsafe fn receive(
     let Some(own) = super::borrowed(fd) else {
         return failed(Errno::BADF);
     };
+    if flags & libc::MSG_TRUNC != 0 && connection.has_unread() {
+        // For TCP that means to drop the bytes; there need not be a buffer.
+        let mut dropped = vec![0_u8; length.min(PIECE)];
+        let (to, length) = (dropped.as_mut_ptr().cast(), dropped.len());
+        // SAFETY: a buffer of that length.
+        return unsafe { receive(connection, fd, to, length, flags & !libc::MSG_TRUNC) };
+    }
     if flags & !KNOWN != 0 && connection.has_unread() {
         refuse(fd, "recv with these flags");
         return -1;
@@ -105,11 +116,7 @@ fn read_plain(
         !waiting
     };
     match waiting::read(spin, does_not_wait, look) {
-        // The descriptor was closed without this library noticing, and is not a socket now.
-        Some(-1) if super::errno() == libc::ENOTSOCK => {
-            table::forget(fd);
-            plain()
-        }
+        Some(got) if is_ghost(fd, got) => plain(),
         Some(got) => got,
         None => plain(),
     }
@@ -140,7 +147,8 @@ unsafe fn read_by(
     };
     if found.before().is_claimed() {
         // SAFETY: the caller guarantees this.
-        return unsafe { receive(&found, fd, to, length, flags) };
+        let got = unsafe { receive(&found, fd, to, length, flags) };
+        return if is_ghost(fd, got) { plain() } else { got };
     }
     let polled = found.is_polled();
     let got = if flags & !libc::MSG_NOSIGNAL == 0 && !polled.load(Relaxed) {
@@ -150,7 +158,7 @@ unsafe fn read_by(
             !waiting
         };
         match waiting::read(found.spin(), does_not_wait, look) {
-            Some(-1) if super::errno() == libc::ENOTSOCK => plain(),
+            Some(got) if is_ghost(fd, got) => plain(),
             Some(got) => got,
             None => plain(),
         }
@@ -159,6 +167,16 @@ unsafe fn read_by(
     };
     ended(found, fd, got, flags);
     got
+}
+
+/// True if a read failed because the descriptor was closed without this library noticing, and its
+/// number is not a socket now; it is forgotten then.
+fn is_ghost(fd: c_int, got: ssize_t) -> bool {
+    let is_ghost = got == -1 && super::errno() == libc::ENOTSOCK;
+    if is_ghost {
+        table::forget(fd);
+    }
+    is_ghost
 }
 
 /// Accounts for a read by the C library.
@@ -218,8 +236,9 @@ unsafe fn write_by(
             _ => SendFlags::NOSIGNAL,
         };
         match guarded(|| found.send(own, bytes, silent, || waits(own, flags))) {
-            Ok(count) => done = count,
-            Err(error) => return failed(error),
+            Ok((0, Some(error))) | Err(error) => return failed(error),
+            Ok((count, Some(_))) => return isize::try_from(count).unwrap_or(isize::MAX),
+            Ok((count, None)) => done = count,
         }
         super::set_errno(before);
         if done == length {
@@ -237,7 +256,7 @@ unsafe fn write_by(
 }
 
 /// Writes several buffers over TCP.
-fn write_plain(fd: c_int, plain: impl Fn() -> ssize_t) -> ssize_t {
+pub(super) fn write_plain(fd: c_int, plain: impl Fn() -> ssize_t) -> ssize_t {
     let Some(mut found) = table::enter_write(fd) else {
         return plain();
     };
@@ -257,11 +276,21 @@ unsafe fn read_parts(
     count: usize,
     flags: c_int,
 ) -> ssize_t {
+    let list = count * size_of::<iovec>();
+    if count > 0 && !is_accessible(parts.cast(), list, Access::Read) {
+        return failed(Errno::FAULT);
+    }
     let parts = match count {
         0 => &[],
         // SAFETY: the caller guarantees this.
         _ => unsafe { std::slice::from_raw_parts(parts, count) },
     };
+    let is_bad = |part: &iovec| {
+        part.iov_len > 0 && !is_accessible(part.iov_base, part.iov_len, Access::Write)
+    };
+    if parts.len() > 1 && parts.iter().any(is_bad) {
+        return failed(Errno::FAULT);
+    }
     let length = parts.iter().map(|part| part.iov_len).sum();
     let mut whole = vec![0_u8; if parts.len() == 1 { 0 } else { length }];
     let (to, length) = match parts {
@@ -399,10 +428,14 @@ unsafe extern "C-unwind" fn readv(fd: c_int, parts: *const iovec, count: c_int) 
             ended(found, fd, got, 0);
             return got;
         }
-        match usize::try_from(count) {
+        let got = match usize::try_from(count) {
             Ok(count) if count <= 1024 => read_parts(&found, fd, parts, count, 0),
             _ => failed(Errno::INVAL),
+        };
+        if is_ghost(fd, got) {
+            return real(fd, parts, count);
         }
+        got
     }
 }
 
@@ -422,7 +455,8 @@ unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_in
             return got;
         }
         let queue = flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) != 0;
-        if message.is_null() || (*message).msg_iovlen > 1024 || queue {
+        let is_plain = found.has_left_shared_memory();
+        if message.is_null() || (*message).msg_iovlen > 1024 || queue || is_plain {
             return real(fd, message, flags);
         }
         let (parts, count) = ((*message).msg_iov, (*message).msg_iovlen);
@@ -638,26 +672,6 @@ macro_rules! send_file {
     )*};
 }
 send_file! { sendfile sendfile64 }
-
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn splice(
-    from: c_int,
-    from_at: *mut off_t,
-    to: c_int,
-    to_at: *mut off_t,
-    length: size_t,
-    flags: libc::c_uint,
-) -> ssize_t {
-    type At = *mut off_t;
-    let real = real!(splice: fn(c_int, At, c_int, At, size_t, libc::c_uint) -> ssize_t);
-    if !leaves(from, "splice") {
-        return -1;
-    }
-    // SAFETY: the caller's arguments are passed on unchanged.
-    write_plain(to, || unsafe {
-        real(from, from_at, to, to_at, length, flags)
-    })
-}
 
 leaving! {
     recvmmsg(fd: c_int, messages: *mut mmsghdr, count: libc::c_uint, flags: c_int, most: *mut libc::timespec) -> c_int, -1;

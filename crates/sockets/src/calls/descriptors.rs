@@ -6,13 +6,13 @@ use super::{borrowed, errno, guarded, leaves, real, set_errno};
 use crate::{kernel, table};
 
 /// Tracks a descriptor as a connection if it is TCP to a process of this node, otherwise as a
-/// plain socket.
+/// plain socket. Standard input and output stay plain: the C library's own functions read and write them.
 fn follow(fd: c_int, connected_here: bool) {
     let before = errno();
     let own = borrowed(fd).filter(|own| kernel::is_tcp(*own));
     guarded(|| match own.map(kernel::may_be_near) {
-        Some(true) => table::track_connection(fd, connected_here),
-        Some(false) => table::track_plain(fd),
+        Some(true) if fd > libc::STDERR_FILENO => table::track_connection(fd, connected_here),
+        Some(_) => table::track_plain(fd),
         // A datagram socket, tracked as plain since it was created.
         None if connected_here => {}
         None => table::forget(fd),
@@ -83,6 +83,17 @@ unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     forget(fd);
     // SAFETY: the caller's argument is passed on unchanged.
     unsafe { real!(close: fn(c_int) -> c_int)(fd) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn fclose(file: *mut libc::FILE) -> c_int {
+    if !file.is_null() {
+        // SAFETY: the program's open file, as `fclose` requires. The C library closes its descriptor
+        // without a call that is intercepted.
+        forget(unsafe { libc::fileno(file) });
+    }
+    // SAFETY: the caller's argument is passed on unchanged.
+    unsafe { real!(fclose: fn(*mut libc::FILE) -> c_int)(file) }
 }
 
 #[unsafe(no_mangle)]

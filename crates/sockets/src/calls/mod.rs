@@ -9,9 +9,11 @@ mod data;
 mod descriptors;
 mod files;
 mod options;
+mod splice;
 mod waiting;
 
 use std::ffi::CStr;
+use std::io::Write as _;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -128,13 +130,18 @@ pub(crate) fn leaves(fd: RawFd, call: &str) -> bool {
     left
 }
 
-/// Reports why a call is refused.
+/// Reports why a call is refused. Allocates nothing: it may run in a forked child.
 pub(crate) fn refuse(fd: RawFd, call: &str) {
-    let text = format!(
-        "dipole-sockets: {call} on descriptor {fd} refused (EBUSY): its connection has unread bytes in shared memory; read them first, or run this program without `dipole sockets`\n"
+    let mut text = [0; 256];
+    let mut rest = &mut text[..];
+    let _too_long = writeln!(
+        rest,
+        "dipole-sockets: {call} on descriptor {fd} refused (EBUSY): its connection has unread bytes in \
+         shared memory; read them first, or run this program without `dipole sockets`"
     );
+    let left = rest.len();
     if let Some(stderr) = borrowed(libc::STDERR_FILENO) {
-        let _ = rustix::io::write(stderr, text.as_bytes());
+        let _ = rustix::io::write(stderr, &text[..text.len() - left]);
     }
     set_errno(libc::EBUSY);
 }

@@ -2,7 +2,7 @@
 
 use libc::{c_int, c_void, socklen_t};
 
-use super::{find, leaves, real};
+use super::{find, guarded, leaves, real, set_errno};
 use crate::table;
 
 #[unsafe(no_mangle)]
@@ -18,18 +18,44 @@ unsafe extern "C-unwind" fn setsockopt(
         (level, name),
         (
             libc::SOL_SOCKET,
-            libc::SO_RCVLOWAT | libc::SO_ZEROCOPY | libc::SO_OOBINLINE | libc::SO_PEEK_OFF
+            libc::SO_ZEROCOPY | libc::SO_OOBINLINE | libc::SO_PEEK_OFF
         ) | (
             libc::IPPROTO_TCP,
             libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_MD5SIG
         )
     );
+    // Control messages that only reads over TCP return.
+    let adds_control_messages = matches!(
+        (level, name),
+        (libc::IPPROTO_TCP, libc::TCP_INQ)
+            | (
+                libc::SOL_SOCKET,
+                libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING
+            )
+    );
+    if adds_control_messages && let Some((connection, _)) = find(fd) {
+        let _unread_come_without_them = connection.fall_back_to_tcp();
+    }
     if changes_the_stream && !leaves(fd, "setsockopt") {
         return -1;
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
         // A read without blocking may return less than that.
         table::disable_spinning(fd);
+        if let Some((connection, own)) = find(fd)
+            && !value.is_null()
+            && length as usize == size_of::<c_int>()
+        {
+            // SAFETY: the program's value of that length.
+            let bytes = unsafe { value.cast::<c_int>().read_unaligned() };
+            return match guarded(|| connection.set_low_water(own, bytes)) {
+                Ok(()) => 0,
+                Err(error) => {
+                    set_errno(error.raw_os_error());
+                    -1
+                }
+            };
+        }
     }
     // SAFETY: the caller's arguments are passed on unchanged.
     unsafe { real(fd, level, name, value, length) }
