@@ -150,7 +150,7 @@ pub struct Config {
 }
 
 /// Why the environment is not a valid configuration.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum ConfigError {
     /// The value of a variable is invalid.
     #[error("{name}=\"{}\" is invalid: expected {expected}", excerpt(.value))]

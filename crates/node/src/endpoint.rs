@@ -323,7 +323,8 @@ impl Endpoint {
     /// receives meanwhile. Only [`drain`](Self::drain) confirms delivery.
     ///
     /// # Errors
-    /// [`SendError`]. Nothing was queued, unless the peer failed in the middle of a long message.
+    /// [`SendError`]. Nothing was queued, unless the peer failed in the middle of a long message. With
+    /// several targets, one that is gone is reported once all others have the message.
     pub fn send(&self, payload: &[u8]) -> Result<(), SendError> {
         self.send_until(payload, Timeout::Infinite, More::No)
     }
@@ -333,7 +334,8 @@ impl Endpoint {
     /// which `send` avoids.
     ///
     /// # Errors
-    /// [`SendError::TimedOut`] and those of `send`; nothing was queued.
+    /// [`SendError::TimedOut`] and those of `send`; nothing was queued. With several targets, those that
+    /// were added before the named one have the message.
     pub fn send_timeout(&self, payload: &[u8], timeout: Duration) -> Result<(), SendError> {
         self.send_until(payload, Timeout::After(timeout), More::No)
     }
@@ -344,7 +346,8 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`SendError::Full`] and those of `send`; [`SendError::TooLong`] if only `send` can send it.
-    /// Nothing was queued.
+    /// Nothing was queued. With several targets, those that were added before the named one have the
+    /// message.
     pub fn try_send(&self, payload: &[u8]) -> Result<(), SendError> {
         self.send_until(payload, Timeout::Zero, More::No)
     }

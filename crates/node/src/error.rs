@@ -1,5 +1,6 @@
 //! Error types, one for each family of operations.
 
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,12 +11,13 @@ use dipole_link::udp::PortRange;
 use dipole_proto::wire::{Outcome, RefusedReason};
 
 use crate::address::Address;
+use crate::config::ConfigError;
 use crate::key::KeyMismatch;
 use crate::limits::LimitReached;
 use crate::lines::FileError;
 
 /// Why a node or an endpoint could not be opened.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum OpenError {
     /// The endpoint belongs to another process of this node.
     #[error(
@@ -159,7 +161,7 @@ fn refusal(reason: RefusedReason) -> &'static str {
 }
 
 /// Why a target could not be added or an edge could not connect.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum TargetError {
     /// The location of the endpoint could not be found.
     #[error("cannot find endpoint {target}: {cause}")]
@@ -269,7 +271,7 @@ pub enum TargetError {
 }
 
 /// Why a message was not sent.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum SendError {
     /// The endpoint has no target: call [`target`](crate::Endpoint::target) first.
     #[error("endpoint {from} has no target; add one first")]
@@ -346,7 +348,7 @@ pub enum SendError {
 }
 
 /// Why no message was received.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum ReceiveError {
     /// No message arrived in time.
     #[error("no message arrived at endpoint {endpoint} within {waited:.1?}")]
@@ -390,7 +392,7 @@ pub enum ReceiveError {
 }
 
 /// Why an active port handles no more messages or cannot be waited for.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum PortError {
     /// Its handler panicked. The port is closed, and its senders are refused.
     #[error("the handler of port {port} panicked: {message}; the port is closed, reopen it")]
@@ -421,7 +423,7 @@ pub enum PortError {
 }
 
 /// Why closing a node failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum CloseError {
     /// Some peer did not acknowledge everything in time.
     #[error("some messages were still unacknowledged after {waited:.1?}; they may be lost")]
@@ -468,3 +470,15 @@ pub(crate) fn operation_result(
         OperationResult::Gone(reason) => Err(SendError::PeerGone { target, reason }),
     }
 }
+
+/// `{:?}` shows the text for the user, because a `main` that returns an error prints it so.
+macro_rules! debug_as_text {
+    ($($error:ty)*) => {$(
+        impl fmt::Debug for $error {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+    )*};
+}
+debug_as_text! { OpenError TargetError SendError ReceiveError PortError CloseError ConfigError }

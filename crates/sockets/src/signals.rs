@@ -4,7 +4,7 @@
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// What a signal handler does to a system call that waits.
+/// Effect of a signal handler on a system call that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Handled {
     /// The call goes on (`SA_RESTART`), unless it has moved bytes.
@@ -26,7 +26,7 @@ impl SignalsBlocked {
         }
     }
 
-    /// Runs the handlers of signals that have arrived. `None` if there were none.
+    /// Runs the handlers of signals that have arrived. `None` if no handler ran.
     pub(crate) fn deliver(&self) -> Option<Handled> {
         let handled = self.pending()?;
         self.unblock();
@@ -34,7 +34,7 @@ impl SignalsBlocked {
         Some(handled)
     }
 
-    /// What the handlers of pending signals do.
+    /// Effect of the handlers of pending signals.
     fn pending(&self) -> Option<Handled> {
         let mut pending = MaybeUninit::uninit();
         // SAFETY: `sigpending` initialises the set.

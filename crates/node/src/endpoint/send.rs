@@ -45,13 +45,26 @@ impl Endpoint {
         sent
     }
 
+    /// Sends to all targets. One that is gone does not keep the message from those behind it; its
+    /// error is returned when they have it.
     fn send_to_each(&self, payload: &[u8], until: Timeout, more: More) -> Result<(), SendError> {
+        let (id, more) = (self.id().0, more == More::Yes);
+        let mut lost = None;
         for target in self.require_targets()?.iter() {
-            let (id, more) = (self.id().0, more == More::Yes);
-            self.inner
-                .send_to_target(id, target, payload.into(), until, more)?;
+            let sent = self
+                .inner
+                .send_to_target(id, target, payload.into(), until, more);
+            match sent {
+                Ok(()) => {}
+                Err(
+                    error @ (SendError::PeerGone { .. }
+                    | SendError::Refused { .. }
+                    | SendError::Unreachable(_)),
+                ) => _ = lost.get_or_insert(error),
+                Err(error) => return Err(error),
+            }
         }
-        Ok(())
+        lost.map_or(Ok(()), Err)
     }
 
     pub(super) fn send_unreliably(&self, target: &Target, payload: &[u8]) -> Result<(), SendError> {

@@ -77,7 +77,7 @@ static void options(void)
     rest(it);
 }
 
-/* Every large read answers TCP_INQ once that has been asked for. */
+/* Once TCP_INQ is set, every read returns a control message. */
 static void control_messages(void)
 {
     int a, b, on = 1;
@@ -164,7 +164,7 @@ static void nothing(int number)
     handled++;
 }
 
-/* A signal without SA_RESTART ends a write that nobody reads. */
+/* A signal without SA_RESTART ends a write whose bytes are not read. */
 static void interrupted(void)
 {
     int a, b;
