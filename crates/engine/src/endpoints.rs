@@ -27,19 +27,12 @@ pub(super) enum Notifies {
 pub(super) struct EndpointState {
     pub(super) endpoint: u32,
     pub(super) inbox: Inbox,
-    /// Targets of the endpoint, if any.
-    pub(super) targets: Option<Arc<[Target]>>,
+    /// The only target of the endpoint, if messages to it need not wait for earlier ones.
+    pub(super) target: Option<Target>,
     /// Additional receiver of a notification for each message.
     pub(super) notifies: Notifies,
     /// It is in a list of endpoints with notifications to send.
     pub(super) listed: bool,
-}
-
-impl EndpointState {
-    #[inline]
-    pub(super) fn targets(&self) -> Option<&[Target]> {
-        self.targets.as_deref()
-    }
 }
 
 /// All endpoints. The last one used is found without a lookup, because programs tend to use the
@@ -59,7 +52,7 @@ impl EndpointTable {
         self.states.push(EndpointState {
             endpoint,
             inbox: Inbox::new(buffers),
-            targets: None,
+            target: None,
             notifies: Notifies::Waiters,
             listed: false,
         });
@@ -79,13 +72,6 @@ impl EndpointTable {
             self.by_endpoint.shrink_to(self.states.len() * 2);
         }
         Some(state)
-    }
-
-    /// Endpoints that have targets, with these targets.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &[Target])> {
-        self.states
-            .iter()
-            .filter_map(|state| Some((state.endpoint, state.targets.as_deref()?)))
     }
 
     #[inline]

@@ -60,35 +60,17 @@ impl Engine {
         self.core.machine.cancel(edge);
     }
 
-    /// The targets of an endpoint.
-    pub fn targets(&self, endpoint: u32) -> Option<&Arc<[Target]>> {
+    /// The target of [`send_fast`](Self::send_fast).
+    pub fn fast_target(&self, endpoint: u32) -> Option<&Target> {
         let state = self.core.dispatch.endpoints.get(endpoint)?;
-        state.targets.as_ref()
+        state.target.as_ref()
     }
 
-    /// Replaces the targets of an endpoint; edges that are no longer used are closed.
-    pub fn set_targets(&mut self, endpoint: u32, targets: Vec<Target>) {
-        let Some(state) = self.core.dispatch.endpoints.get_mut(endpoint) else {
-            return;
-        };
-        let new = (!targets.is_empty()).then(|| targets.into());
-        let old: Option<Arc<[Target]>> = std::mem::replace(&mut state.targets, new);
-        let new = state.targets.clone();
-        for target in old.iter().flat_map(|old| old.iter()) {
-            let mut kept = new.iter().flat_map(|new| new.iter());
-            if !kept.any(|kept| Arc::ptr_eq(&kept.sent, &target.sent)) {
-                self.close_edge(target.edge);
-            }
+    /// Sets the target of [`send_fast`](Self::send_fast). Its owner keeps the edge open meanwhile.
+    pub fn set_fast_target(&mut self, endpoint: u32, target: Option<Target>) {
+        if let Some(state) = self.core.dispatch.endpoints.get_mut(endpoint) {
+            state.target = target;
         }
-    }
-
-    /// All edges of this process with their traffic.
-    pub fn edges(&self) -> impl Iterator<Item = EdgeTraffic> {
-        let endpoints = self.core.dispatch.endpoints.iter();
-        endpoints.flat_map(move |(endpoint, targets)| {
-            let traffic = move |target: &Target| self.edge_traffic(endpoint, target);
-            targets.iter().map(traffic).collect::<Vec<_>>()
-        })
     }
 
     /// The traffic of an edge.
@@ -121,8 +103,8 @@ impl Engine {
         }
     }
 
-    /// Sends at once if the endpoint has a single target that accepts the message now. Otherwise
-    /// returns false, and nothing has been queued.
+    /// Sends at once if the endpoint has a [fast target](Self::fast_target) that accepts the message
+    /// now. Otherwise returns false, and nothing has been queued.
     ///
     /// # Errors
     /// Only when the link is broken.
@@ -136,7 +118,10 @@ impl Engine {
     ) -> std::io::Result<bool> {
         let content = Content::from(payload);
         let endpoints = &self.core.dispatch.endpoints;
-        let Some([target]) = endpoints.get(endpoint).and_then(|state| state.targets()) else {
+        let Some(target) = endpoints
+            .get(endpoint)
+            .and_then(|state| state.target.as_ref())
+        else {
             return Ok(false);
         };
         let edge = target.edge;
@@ -154,7 +139,7 @@ impl Engine {
         let sent = self.send_at_once(edge, content, more, clock)?.is_ok();
         if sent
             && let Some(state) = self.core.dispatch.endpoints.get(endpoint)
-            && let Some([target]) = state.targets()
+            && let Some(target) = &state.target
         {
             target.sent.count(payload.len());
         }

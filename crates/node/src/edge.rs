@@ -65,10 +65,6 @@ impl Edge {
         self.to
     }
 
-    pub(crate) fn id(&self) -> EdgeRef {
-        self.id
-    }
-
     /// Waits for at most `timeout` until the target's process has answered.
     ///
     /// # Errors

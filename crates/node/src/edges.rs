@@ -9,6 +9,7 @@
 //! Everything here is protected by the driver's lock.
 
 mod connector;
+mod fanout;
 mod id;
 mod opening;
 mod posts;
@@ -30,10 +31,12 @@ use dipole_driver::Reading;
 use dipole_engine::{
     AnswerBuffer, Blocked, Content, Context, Engine, OperationId, QueueRef, Target,
 };
+pub use fanout::OverflowPolicy;
+pub(crate) use fanout::{Delivery, FanOut, TargetTable};
 pub(crate) use id::EdgeRef;
 use opening::{Attempt, connect, permanent_failure};
 use posts::Posts;
-pub(crate) use posts::{NewPost, PostedBytes};
+pub(crate) use posts::{MAX_POSTED_BYTES, NewPost, PostedBytes};
 
 /// Limit of edges that an endpoint keeps for replies.
 const MAX_CACHED: usize = 1024;
@@ -345,14 +348,6 @@ impl EdgeTable {
                 self.close(engine, queues, EdgeRef { index, generation });
             }
         }
-    }
-
-    /// Takes an open edge out of the table; the new owner must close it.
-    pub(crate) fn take_open(&mut self, id: EdgeRef) -> Option<Target> {
-        let target = self.target(id)?.ok()?;
-        self.slots[id.index as usize] = None;
-        self.free.push(id.index);
-        Some(target)
     }
 
     /// The target of an edge; `None` while it connects.

@@ -2,6 +2,7 @@
 //!
 //! `endpoint/send.rs` sends messages as packets or through shared memory.
 
+mod fanout;
 mod future;
 mod poll;
 mod posted;
@@ -16,7 +17,7 @@ use crate::address::{Address, EndpointId};
 use crate::completion::CompletionQueue;
 use crate::control::Command;
 use crate::edge::Edge;
-use crate::edges::{NewPost, PostedBytes};
+use crate::edges::{EdgeRef, NewPost, OverflowPolicy, PostedBytes};
 use crate::error::{OpenError, SendError, TargetError};
 use crate::inner::Inner;
 use crate::owner::EndpointOwner;
@@ -24,7 +25,7 @@ use crate::region::{Region, RegionMemory, Rights};
 use crate::registry::{Claim, Ports};
 use crate::{Message, Pool};
 use dipole_driver::Timeout;
-use dipole_engine::{Context, Operation, Target};
+use dipole_engine::{Context, Operation};
 use send::More;
 
 /// Context of a queued reply: reply edges have no completion queue.
@@ -42,7 +43,11 @@ pub struct Endpoint {
 
 impl Endpoint {
     pub(crate) fn new(inner: Arc<Inner>, claim: Claim) -> Endpoint {
-        let owner = Arc::new(EndpointOwner::new(claim, &inner.driver));
+        let owner = Arc::new(EndpointOwner::new(
+            claim,
+            &inner.driver,
+            inner.config.linger,
+        ));
         Endpoint { inner, owner }
     }
 
@@ -66,7 +71,8 @@ impl Endpoint {
     /// # Errors
     /// [`SendError::Ended`], [`SendError::Forked`], [`SendError::Broken`] if no thread can start.
     pub fn edge(&self, to: Address) -> Result<Edge, SendError> {
-        let edge = self.open_edge(to)?;
+        let id = self.open_edge(to)?;
+        let edge = Edge::new(&self.inner, &self.owner, id, to);
         self.ensure_progress()?;
         Ok(edge)
     }
@@ -89,13 +95,12 @@ impl Endpoint {
     }
 
     /// Opens an edge that connects only while a thread steps the engine.
-    fn open_edge(&self, to: Address) -> Result<Edge, SendError> {
+    fn open_edge(&self, to: Address) -> Result<EdgeRef, SendError> {
         self.check_usable()?;
-        let id = self.inner.driver.with(|state, now| {
+        Ok(self.inner.driver.with(|state, now| {
             let (engine, edges, _) = state.parts();
             edges.open(engine, self.id().0, to, now)
-        });
-        Ok(Edge::new(&self.inner, &self.owner, id, to))
+        }))
     }
 
     /// Starts the progress thread, so that edges connect while their owner does something else.
@@ -208,6 +213,11 @@ impl Endpoint {
     /// that endpoint exists and its process answers. Adding a target again renews its session if
     /// the peer was gone.
     ///
+    /// A message is queued for all targets or for none: a call that fails has sent nothing, so it
+    /// may be repeated. If the process of one of several targets is gone, one call fails with
+    /// [`SendError::PeerGone`] or [`SendError::Refused`] and its address; later messages go to the
+    /// other targets.
+    ///
     /// # Errors
     /// [`TargetError`].
     ///
@@ -224,36 +234,59 @@ impl Endpoint {
             .open_edge(to)
             .map_err(|error| target_error(error, to))?;
         // The edge fails on its own after `connect_timeout`.
-        let opened = self.inner.wait_target(edge.id(), to, Timeout::Infinite);
-        if let Err(error) = opened {
-            // Dropping the edge leaves the error as its only owner.
-            drop(edge);
-            return Err(target_error(error, to));
-        }
-        let taken = self.inner.driver.with_last(|state, _| {
-            let (_, edges, _) = state.parts();
-            edges.take_open(edge.id())
+        let opened = self.inner.wait_target(edge, to, Timeout::Infinite);
+        self.inner.driver.with(|state, _| {
+            if opened.is_ok() {
+                state.add_target(self.id().0, to, edge);
+            } else {
+                // Closing the edge leaves the error as its only owner.
+                let (engine, edges, queues) = state.parts();
+                edges.close(engine, queues, edge);
+            }
         });
-        let target = taken.ok_or(TargetError::Ended)?;
-        self.change_targets(|targets| targets.push(target), to);
-        Ok(())
+        opened.map(drop).map_err(|error| target_error(error, to))
     }
 
-    /// Removes a target; later sends no longer go to it.
+    /// Removes a target; later sends no longer go to it, nor do messages that wait for room there.
     pub fn untarget(&self, to: Address) {
-        self.change_targets(|_| {}, to);
+        let id = self.id().0;
+        self.inner
+            .driver
+            .with(|state, _| state.remove_target(id, to));
     }
 
-    /// Removes `except` from the targets, then lets `change` modify the rest.
-    fn change_targets(&self, change: impl FnOnce(&mut Vec<Target>), except: Address) {
+    /// Sets what happens to messages while a target has no room. By default sending waits, so
+    /// that one slow target slows down all of them.
+    ///
+    /// # Errors
+    /// [`SendError::NoTarget`] if `to` is not a target of this endpoint.
+    pub fn set_overflow_policy(
+        &self,
+        to: Address,
+        policy: OverflowPolicy,
+    ) -> Result<(), SendError> {
+        self.check_usable()?;
         let id = self.id().0;
-        self.inner.driver.with_last(|state, _| {
-            let known = state.engine.targets(id).map_or(&[][..], |targets| targets);
-            let others = known.iter().filter(|target| target.address != except);
-            let mut targets = others.cloned().collect();
-            change(&mut targets);
-            state.engine.set_targets(id, targets);
-        });
+        let is_target = self
+            .inner
+            .driver
+            .with_last(|state, _| state.set_overflow_policy(id, to, policy));
+        match is_target {
+            true => Ok(()),
+            false => Err(SendError::NoTarget {
+                from: self.address(),
+            }),
+        }
+    }
+
+    /// Messages that a target did not get because of its [`OverflowPolicy`]; `None` if `to` is not
+    /// a target.
+    #[must_use]
+    pub fn dropped_messages(&self, to: Address) -> Option<u64> {
+        let id = self.id().0;
+        self.inner
+            .driver
+            .with_last(|state, _| state.targets.dropped_to(id, to))
     }
 
     /// Closes the endpoint while handles to it still exist; their calls fail from now on.
@@ -323,8 +356,7 @@ impl Endpoint {
     /// receives meanwhile. Only [`drain`](Self::drain) confirms delivery.
     ///
     /// # Errors
-    /// [`SendError`]. Nothing was queued, unless the peer failed in the middle of a long message. With
-    /// several targets, one that is gone is reported once all others have the message.
+    /// [`SendError`]. Nothing was queued, unless the peer failed in the middle of a long message.
     pub fn send(&self, payload: &[u8]) -> Result<(), SendError> {
         self.send_until(payload, Timeout::Infinite, More::No)
     }
@@ -334,8 +366,7 @@ impl Endpoint {
     /// which `send` avoids.
     ///
     /// # Errors
-    /// [`SendError::TimedOut`] and those of `send`; nothing was queued. With several targets, those that
-    /// were added before the named one have the message.
+    /// [`SendError::TimedOut`] and those of `send`; nothing was queued.
     pub fn send_timeout(&self, payload: &[u8], timeout: Duration) -> Result<(), SendError> {
         self.send_until(payload, Timeout::After(timeout), More::No)
     }
@@ -346,8 +377,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`SendError::Full`] and those of `send`; [`SendError::TooLong`] if only `send` can send it.
-    /// Nothing was queued. With several targets, those that were added before the named one have the
-    /// message.
+    /// Nothing was queued.
     pub fn try_send(&self, payload: &[u8]) -> Result<(), SendError> {
         self.send_until(payload, Timeout::Zero, More::No)
     }
@@ -367,12 +397,14 @@ impl Endpoint {
     /// [`SendError::Broken`] and [`SendError::Forked`].
     pub fn flush(&self) -> Result<(), SendError> {
         self.check_usable()?;
-        let targets = self.targets();
+        let id = self.id().0;
         self.inner
             .driver
             .with(|state, now| {
-                for target in targets.iter().flat_map(|targets| targets.iter()) {
-                    state.engine.flush(target.edge.peer);
+                for (edge, _) in state.targets.edges_of(id) {
+                    if let Some(Ok(target)) = state.edges.target(edge) {
+                        state.engine.flush(target.edge.peer);
+                    }
                 }
                 state.engine.transmit(now)
             })
@@ -383,42 +415,47 @@ impl Endpoint {
     /// receiver already holds too many. Never blocks.
     ///
     /// # Errors
-    /// [`SendError::Full`] if no frame is free, and those of `send`.
+    /// [`SendError::Full`] if there is no room for it at any target, and those of `send`.
     pub fn send_unreliable(&self, payload: &[u8]) -> Result<(), SendError> {
         self.check_usable()?;
-        for target in self.require_targets()?.iter() {
-            self.send_unreliably(target, payload)?;
-        }
-        Ok(())
+        self.send_unreliably(payload)
     }
 
     /// Waits until the targets' processes have acknowledged everything: the messages are then in
     /// their token buffer pools.
     ///
     /// # Errors
-    /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Broken`].
+    /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Broken`], for the first target
+    /// that failed; the others have been waited for.
     pub fn drain(&self, timeout: Duration) -> Result<(), SendError> {
         self.check_usable()?;
         self.flush()?;
         let begun = std::time::Instant::now();
-        for target in self.require_targets()?.iter() {
-            let left = timeout.saturating_sub(begun.elapsed());
-            self.inner.wait_acknowledged(target, Timeout::After(left))?;
+        let left = || Timeout::After(timeout.saturating_sub(begun.elapsed()));
+        let mut drained = Ok(());
+        for (edge, to) in self.require_targets()? {
+            let taken = self
+                .inner
+                .wait_target(edge, to, left())
+                .and_then(|target| self.inner.wait_acknowledged(&target, left()));
+            drained = drained.and(taken);
         }
-        Ok(())
+        drained
     }
 
-    fn targets(&self) -> Option<Arc<[Target]>> {
+    /// The edges and addresses of the targets.
+    fn require_targets(&self) -> Result<Vec<(EdgeRef, Address)>, SendError> {
         let id = self.id().0;
-        self.inner
+        let targets = self
+            .inner
             .driver
-            .with_last(|state, _| state.engine.targets(id).cloned())
-    }
-
-    fn require_targets(&self) -> Result<Arc<[Target]>, SendError> {
-        self.targets().ok_or(SendError::NoTarget {
-            from: self.address(),
-        })
+            .with_last(|state, _| state.targets.edges_of(id));
+        match targets.is_empty() {
+            true => Err(SendError::NoTarget {
+                from: self.address(),
+            }),
+            false => Ok(targets),
+        }
     }
 
     #[inline]

@@ -72,6 +72,7 @@ pub use dipole_naming::{hosts, job, registry};
 pub use dipole_proto::wire::{RefusedReason, ResetReason};
 pub use dipole_proto::{Config as ProtocolConfig, Stats as ProtocolStats};
 pub use edge::Edge;
+pub use edges::OverflowPolicy;
 pub use endpoint::Endpoint;
 pub use error::{CloseError, OpenError, PortError, ReceiveError, SendError, TargetError};
 pub use hosts::MAX_INTERFACES;

@@ -2,11 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::address::EndpointId;
 use crate::process::ProcessState;
 use crate::registry::Claim;
-use dipole_driver::Driver;
+use dipole_driver::{Driver, Timeout};
 
 /// Shared by the endpoint's handle and the control thread, which closes the endpoint when the
 /// last copy of its descriptor is closed.
@@ -16,15 +17,22 @@ pub(crate) struct EndpointOwner {
     claim: Mutex<Option<Claim>>,
     ended: AtomicBool,
     driver: Arc<Driver<ProcessState>>,
+    /// How long closing waits for targets without room.
+    linger: Duration,
 }
 
 impl EndpointOwner {
-    pub(crate) fn new(claim: Claim, driver: &Arc<Driver<ProcessState>>) -> EndpointOwner {
+    pub(crate) fn new(
+        claim: Claim,
+        driver: &Arc<Driver<ProcessState>>,
+        linger: Duration,
+    ) -> EndpointOwner {
         EndpointOwner {
             id: claim.endpoint(),
             claim: Mutex::new(Some(claim)),
             ended: AtomicBool::new(false),
             driver: Arc::clone(driver),
+            linger,
         }
     }
 
@@ -41,7 +49,9 @@ impl EndpointOwner {
             return;
         }
         let id = self.id.0;
+        self.send_queued();
         self.driver.with(|state, now| {
+            state.targets.close_endpoint(id);
             let (engine, edges, queues) = state.parts();
             edges.close_endpoint(engine, queues, id);
             queues.detach_endpoint(engine, id);
@@ -53,5 +63,26 @@ impl EndpointOwner {
             }
         });
         *claim = None;
+    }
+
+    /// Waits until no message waits for room at a target.
+    fn send_queued(&self) {
+        let id = self.id.0;
+        let queued = self.driver.with_last(|state, _| state.queued_edges(id));
+        if queued.is_empty() {
+            return;
+        }
+        let keys: Vec<_> = queued.iter().map(|(edge, _)| edge.key()).collect();
+        let what = |_: &ProcessState| format!("the targets of endpoint {id} to take messages");
+        let until = Timeout::After(self.linger);
+        let sent = self.driver.wait(until, &keys, &what, |state, _| {
+            state.queued_edges(id).is_empty().then_some(())
+        });
+        if sent.is_err() {
+            let queued = self.driver.with_last(|state, _| state.queued_edges(id));
+            for (_, target) in queued {
+                tracing::warn!("endpoint {id} closes with messages that {target} did not take");
+            }
+        }
     }
 }

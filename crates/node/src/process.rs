@@ -6,11 +6,13 @@
 use std::io;
 
 use dipole_driver::{Polled, Ready, Stepper, WaitKey};
-use dipole_engine::{AnyLink, Engine, Message, QueueRef, Reader};
+use dipole_engine::{AnyLink, Engine, Message, QueueRef, Reader, Target};
 use dipole_link::wait::Sleeper;
 use dipole_proto::{Instant, PeerId};
 
-use crate::edges::EdgeTable;
+use crate::address::Address;
+use crate::edges::{Delivery, EdgeRef, EdgeTable, FanOut, OverflowPolicy, TargetTable};
+use crate::error::SendError;
 use crate::handlers::{PortTable, PortWork};
 use crate::liveness::Verdict;
 use crate::queues::QueueTable;
@@ -23,6 +25,7 @@ use crate::stats::Stats;
 pub(crate) struct ProcessState {
     pub(crate) engine: Engine,
     pub(crate) edges: EdgeTable,
+    pub(crate) targets: TargetTable,
     pub(crate) queues: QueueTable,
     pub(crate) ports: PortTable,
     pub(crate) receives: PostedReceives,
@@ -40,12 +43,76 @@ impl ProcessState {
         ProcessState {
             engine,
             edges,
+            targets: TargetTable::default(),
             queues: QueueTable::default(),
             ports: PortTable::default(),
             receives: PostedReceives::default(),
             stepped_at: Instant(0),
             published: 0,
         }
+    }
+
+    /// Makes an open edge a target of its endpoint; closes the edge of an earlier target with the
+    /// same address.
+    pub(crate) fn add_target(&mut self, source: u32, to: Address, edge: EdgeRef) {
+        if let Some(old) = self.targets.add(source, to, edge) {
+            self.edges.close(&mut self.engine, &mut self.queues, old);
+        }
+        self.choose_fast_target(source);
+    }
+
+    /// Removes a target and closes its edge.
+    pub(crate) fn remove_target(&mut self, source: u32, to: Address) {
+        if let Some(edge) = self.targets.remove(source, to) {
+            self.edges.close(&mut self.engine, &mut self.queues, edge);
+        }
+        self.choose_fast_target(source);
+    }
+
+    /// Sets what happens to messages while a target has no room; false if there is no such target.
+    pub(crate) fn set_overflow_policy(
+        &mut self,
+        source: u32,
+        to: Address,
+        policy: OverflowPolicy,
+    ) -> bool {
+        let is_target = self.targets.set_policy(source, to, policy);
+        self.choose_fast_target(source);
+        is_target
+    }
+
+    fn choose_fast_target(&mut self, source: u32) {
+        let target = self.targets.only(source, &self.edges);
+        self.engine.set_fast_target(source, target);
+    }
+
+    /// Queues a message for all targets of an endpoint, or for none.
+    ///
+    /// # Errors
+    /// A target is lost, or the endpoint has no targets; nothing was queued.
+    pub(crate) fn fan_out(
+        &mut self,
+        source: u32,
+        message: &mut FanOut<'_>,
+        now: Instant,
+    ) -> Result<Delivery, SendError> {
+        let parts = (&mut self.engine, &mut self.edges, &mut self.queues);
+        self.targets.send(parts, source, message, now)
+    }
+
+    /// The targets of an endpoint that are not lost.
+    ///
+    /// # Errors
+    /// A target is lost and this has not been reported before, or all targets are lost.
+    pub(crate) fn live_targets(&mut self, source: u32) -> Result<Vec<Target>, SendError> {
+        self.targets.live((&self.engine, &self.edges), source)
+    }
+
+    /// Edges to targets of an endpoint on which messages wait for room.
+    pub(crate) fn queued_edges(&self, source: u32) -> Vec<(EdgeRef, Address)> {
+        let mut edges = self.targets.edges_of(source);
+        edges.retain(|(edge, _)| self.edges.has_posts(*edge));
+        edges
     }
 
     /// Engine, edges and queues, borrowed together.
@@ -101,9 +168,7 @@ impl ProcessState {
     }
 
     pub(crate) fn all_edges(&self) -> Vec<EdgeTraffic> {
-        let mut traffic: Vec<EdgeTraffic> = self.engine.edges().collect();
-        traffic.extend(self.edges.traffic(&self.engine));
-        traffic
+        self.edges.traffic(&self.engine)
     }
 
     /// Returns the current counters.
@@ -112,6 +177,7 @@ impl ProcessState {
         let peers = engine.machine().peers();
         Stats {
             edges: self.edges.len(),
+            target_dropped: self.targets.dropped_messages(),
             traffic: engine.traffic(),
             protocol: *engine.machine().stats(),
             peers: peers.filter(|peer| !engine.shares_memory(*peer)).count(),

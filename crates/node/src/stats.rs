@@ -20,8 +20,10 @@ pub struct Stats {
     pub bpf: Option<dipole_bpf::BpfStats>,
     /// Peers in shared memory, including opening connections.
     pub local_peers: usize,
-    /// Edges from endpoints of this process, not counting targets.
+    /// Edges from endpoints of this process, including those to targets.
     pub edges: usize,
+    /// Messages that targets did not get because of their [policies](crate::OverflowPolicy).
+    pub target_dropped: u64,
     /// Bytes of unread messages.
     pub pool_used_bytes: u64,
     /// Number of free frames.
@@ -42,6 +44,7 @@ impl Stats {
             bpf,
             local_peers,
             edges,
+            target_dropped,
             pool_used_bytes,
             free_frames,
             faults: _,
@@ -70,6 +73,7 @@ impl Stats {
             ("lanes lost", protocol.lanes_lost),
             ("unreliable packets sent", protocol.unreliable_sent),
             ("unreliable messages dropped", traffic.unreliable_dropped),
+            ("messages dropped for slow targets", target_dropped),
         ];
         values.extend(local.into_iter().flat_map(memory_values));
         values.extend(bpf.into_iter().flat_map(bpf_values));

@@ -16,10 +16,10 @@ use dipole_engine::{
 use dipole_link::Region as RegionMemory;
 
 /// Limit of posted operations per edge.
-const MAX_POSTED: usize = 1024;
+pub(super) const MAX_POSTED: usize = 1024;
 /// Limit of bytes copied by posted operations of a process, waiting or started. One edge may use at
 /// most as much as it leaves to the others.
-const MAX_POSTED_BYTES: usize = 32 << 20;
+pub(crate) const MAX_POSTED_BYTES: usize = 32 << 20;
 
 /// The bytes of a posted operation.
 pub(crate) enum PostedBytes {
@@ -106,12 +106,40 @@ pub(super) struct Posts {
     queue: Option<QueueRef>,
     /// Bytes copied by this edge's operations.
     copied_bytes: Option<Arc<AtomicUsize>>,
+    /// Why the last operation could not start, if it failed.
+    failure: Option<Blocked>,
 }
 
 impl Posts {
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
+    }
+
+    /// Why the last operation could not start, if it failed.
+    pub(super) fn failure(&self) -> Option<Blocked> {
+        self.failure
+    }
+
+    /// Number of waiting operations and their bytes.
+    pub(super) fn waiting(&self) -> (usize, usize) {
+        let bytes = self.waiting.iter().map(|post| post.bytes.len());
+        (self.waiting.len(), bytes.sum())
+    }
+
+    /// Adds a message whose bytes several edges share.
+    pub(super) fn push_message(&mut self, bytes: Bytes) {
+        self.waiting.push_back(Post {
+            operation: Operation::Message,
+            context: 0,
+            bytes,
+            into: None,
+        });
+    }
+
+    /// Removes the oldest waiting operation; false if no operation waits.
+    pub(super) fn drop_oldest(&mut self) -> bool {
+        self.waiting.pop_front().is_some()
     }
 
     /// Attaches a queue or counter for operations posted from now on.
@@ -215,9 +243,11 @@ impl Posts {
                 Err(cause) => Err(SendError::Unreachable(Arc::clone(cause))),
                 Ok(target) => match post.begin(engine, target, self.queue, now) {
                     Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => break,
-                    started_at => {
-                        started_at.map_err(|why| SendError::from_blocked(why, to, length))
+                    Err(why) => {
+                        self.failure = Some(why);
+                        Err(SendError::from_blocked(why, to, length))
                     }
+                    Ok(started) => Ok(started),
                 },
             };
             self.waiting.pop_front();

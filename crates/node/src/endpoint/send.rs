@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
-use super::{Endpoint, Target, Timeout};
+use super::{Endpoint, Timeout};
 use crate::address::Address;
 use crate::edges::EdgeRef;
 use crate::error::SendError;
 use crate::inner::Inner;
 use crate::process::ProcessState;
 use dipole_driver::WaitError;
-use dipole_engine::{Blocked, Content, LongSend, wait_keys};
+use dipole_engine::{Blocked, Content, LongSend, Target, wait_keys};
 
 /// True if more messages follow, so that this one may wait to share their packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,44 +36,20 @@ impl Endpoint {
         if sent.map_err(SendError::Broken)? {
             return Ok(());
         }
-        let sent = self.send_to_each(payload, until, more);
+        let only = (self.inner.driver).with_last(|state, _| state.engine.fast_target(id).cloned());
+        let sent = match only {
+            Some(target) => {
+                let more = more == More::Yes;
+                (self.inner).send_to_target(id, &target, payload.into(), until, more)
+            }
+            None => self.send_to_all(payload, until, more == More::Yes),
+        };
         if matches!(sent, Err(SendError::Full { .. })) {
             self.inner
                 .driver
                 .with_last(|state, _| state.engine.set_send_blocked(id));
         }
         sent
-    }
-
-    /// Sends to all targets. One that is gone does not keep the message from those behind it; its
-    /// error is returned when they have it.
-    fn send_to_each(&self, payload: &[u8], until: Timeout, more: More) -> Result<(), SendError> {
-        let (id, more) = (self.id().0, more == More::Yes);
-        let mut lost = None;
-        for target in self.require_targets()?.iter() {
-            let sent = self
-                .inner
-                .send_to_target(id, target, payload.into(), until, more);
-            match sent {
-                Ok(()) => {}
-                Err(
-                    error @ (SendError::PeerGone { .. }
-                    | SendError::Refused { .. }
-                    | SendError::Unreachable(_)),
-                ) => _ = lost.get_or_insert(error),
-                Err(error) => return Err(error),
-            }
-        }
-        lost.map_or(Ok(()), Err)
-    }
-
-    pub(super) fn send_unreliably(&self, target: &Target, payload: &[u8]) -> Result<(), SendError> {
-        let sent = self.inner.driver.with(|state, now| {
-            let sent = state.engine.send_unreliable(now, target.edge, payload);
-            state.engine.transmit(now).map(|()| sent)
-        });
-        sent.map_err(SendError::Broken)?
-            .map_err(|blocked| send_error(blocked, target, payload.len()))
     }
 }
 
