@@ -140,6 +140,19 @@ int dp_add_target(int fd, struct dp_address to);
 int dp_untarget(int fd, int nid, int dpid);
 int dp_remove_target(int fd, struct dp_address to);
 
+#define DP_WAIT 0        /* sending waits, also for the other targets; the default */
+#define DP_DROP_NEWEST 1 /* the target does not get messages that find its queue full */
+#define DP_DROP_OLDEST 2 /* a message that finds the queue full replaces the oldest one in it */
+#define DP_KEEP_LATEST 3 /* only the latest message waits */
+
+/* Sets what happens while a target has no room for a message. The queue of DP_DROP_NEWEST and
+ * DP_DROP_OLDEST has 1 to 1024 messages (and 32 MiB); with the other policies messages is 0.
+ * EDESTADDRREQ if the endpoint does not have this target, as in dp_target_dropped(). */
+int dp_target_policy(int fd, struct dp_address to, int policy, int messages);
+
+/* Counts the messages that the target did not get because of its policy. */
+int dp_target_dropped(int fd, struct dp_address to, uint64_t *messages);
+
 /* The endpoint's own address. */
 int dp_own_address(int fd, struct dp_address *address);
 
@@ -567,10 +580,11 @@ int dp_init(const struct dp_node_options *options);
 int dp_finalize(int64_t timeout_ns);
 
 #define DP_NONBLOCK 1 /* for dp_open_with: sets O_NONBLOCK */
+#define DP_IO 2       /* for dp_open_with: read() and write() of the descriptor carry messages */
 
 struct dp_open_options {
     size_t size;
-    uint32_t flags;    /* DP_NONBLOCK or 0 */
+    uint32_t flags;    /* DP_NONBLOCK, DP_IO, both or 0 */
     uint32_t reserved; /* 0 */
     size_t pool_bytes; /* as for dp_mmap(); 0 for none */
 };
@@ -614,6 +628,7 @@ struct dp_stats {
     uint64_t messages_refused;   /* the endpoint was not open */
     uint64_t unreliable_sent;
     uint64_t unreliable_dropped; /* on arrival, because too many were waiting */
+    uint64_t target_dropped;     /* messages that targets did not get because of their policies */
     uint64_t peers;              /* processes reached through the network, currently */
     uint64_t local_peers;        /* processes reached through shared memory, currently */
     uint64_t local_records_sent; /* through shared memory; a short message is one record */

@@ -56,7 +56,7 @@ int main(int count, char **arguments)
     int blocking = dp_open(10);
     CHECK(blocking >= 0);
     CHECK((fcntl(blocking, F_GETFL) & O_NONBLOCK) == 0);
-    nonblocking.flags = 2;
+    nonblocking.flags = 4;
     CHECK_FAILS(dp_open_with(11, &nonblocking), EINVAL, "flags");
     CHECK_FAILS(dp_target(fd, 5, 77), EHOSTUNREACH, "5:77");
     CHECK_FAILS(dp_target(fd, 6, 77), EHOSTUNREACH, "6:77");

@@ -40,6 +40,30 @@ int main(void)
     }
     CHECK(dp_drain(from, -1) == 0);
 
+    /* A slow target gets the latest message, and does not hold up the other one. */
+    struct dp_address slow = { 1, 12 }, none = { 1, 11 };
+    uint64_t dropped = 0;
+    char large[4000] = { 0 };
+    int last_number = 2999, number = -1, got = 0;
+    CHECK_FAILS(dp_target_policy(from, slow, DP_DROP_OLDEST, 0), EINVAL, "1 to 1024");
+    CHECK_FAILS(dp_target_policy(from, slow, 4, 0), EINVAL, "DP_KEEP_LATEST");
+    CHECK_FAILS(dp_target_policy(from, none, DP_WAIT, 0), EDESTADDRREQ, "no target");
+    CHECK_FAILS(dp_target_dropped(from, none, &dropped), EDESTADDRREQ, "no target");
+    CHECK(dp_target_policy(from, slow, DP_KEEP_LATEST, 0) == 0);
+    for (int index = 0; index <= last_number; index++) {
+        memcpy(large, &index, sizeof index);
+        CHECK(dp_write(from, large, sizeof large) == sizeof large);
+        CHECK(dp_recv_copy(receivers[0], large, sizeof large, NULL, 0, -1) == sizeof large);
+    }
+    CHECK(dp_target_dropped(from, slow, &dropped) == 0 && dropped > 0);
+    for (; number < last_number; got++) {
+        CHECK(dp_recv_copy(receivers[2], large, sizeof large, NULL, 0, -1) == sizeof large);
+        memcpy(&number, large, sizeof number);
+    }
+    CHECK((uint64_t)got + dropped == (uint64_t)last_number + 1);
+    struct dp_stats stats = { .size = sizeof stats };
+    CHECK(dp_stats(&stats) == 0 && stats.target_dropped == dropped);
+
     /* Numbers above INT_MAX need the calls with unsigned numbers. */
     struct dp_address last = { 1, UINT32_MAX - 1 };
     int far = dp_open_with(last.dpid, NULL);

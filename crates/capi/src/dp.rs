@@ -11,6 +11,7 @@ use crate::handle;
 use crate::message;
 use crate::options::{self, OpenOptions, Pool};
 use crate::per_process::lock;
+use crate::target;
 
 /// Opens an endpoint; returns its descriptor.
 #[unsafe(no_mangle)]
@@ -24,7 +25,7 @@ pub extern "C" fn dp_open(dpid: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_target(fd: c_int, nid: c_int, dpid: c_int) -> c_int {
     call("dp_target", || {
-        message::add_target(fd, Address::from_signed(nid, dpid)?)
+        target::add_target(fd, Address::from_signed(nid, dpid)?)
     })
 }
 

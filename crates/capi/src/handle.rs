@@ -11,12 +11,13 @@ use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use dipole_node::{Address, Endpoint, Message};
 use dipole_trace::waits::WaitRecorder;
 
+use crate::carrier::Carrier;
 use crate::failure::Failure;
 use crate::ffi;
 use crate::per_process::{Instance, PerProcess, generation, lock};
@@ -42,6 +43,10 @@ pub(crate) struct Handle {
     pub(crate) probe: Duration,
     /// Records what calls wait for, if `DIPOLE_TRACE` is set.
     pub(crate) recorder: Option<Arc<WaitRecorder>>,
+    /// How long closing waits for what was written to the descriptor.
+    pub(crate) linger: Duration,
+    /// With `DP_IO`, what carries messages through the descriptor.
+    carrier: OnceLock<Carrier>,
 }
 
 /// The file that a descriptor refers to: device and inode.
@@ -90,7 +95,10 @@ impl Targets {
 impl Handle {
     /// Closes the endpoint, for all descriptors that refer to it.
     pub(crate) fn end(self: &Arc<Self>) {
-        self.endpoint.end();
+        match self.carrier.get() {
+            Some(carrier) => carrier.close(|| self.endpoint.end()),
+            None => self.endpoint.end(),
+        }
         self.remove_from_table();
     }
 
@@ -224,6 +232,8 @@ pub(crate) fn insert(
         nonblocking: AtomicBool::new(nonblocking),
         probe,
         recorder,
+        linger: process.linger(),
+        carrier: OnceLock::new(),
     });
     let Some(slot) = TABLE.make_slot(fd) else {
         return Err(Failure::NotAnEndpoint { fd });
@@ -245,6 +255,17 @@ pub(crate) fn insert(
     drop(endpoints);
     slot.store(Some(handle));
     Ok(std::os::fd::IntoRawFd::into_raw_fd(descriptor))
+}
+
+/// Carries the messages of a new endpoint through its descriptor, whose other end is `own`.
+pub(crate) fn carry(fd: c_int, own: OwnedFd) -> Result<(), Failure> {
+    let handle = find(fd)?;
+    let started = Carrier::start(&handle, own).map_err(|cause| Failure::Descriptor {
+        doing: "starting the threads of a DP_IO descriptor",
+        cause,
+    })?;
+    handle.carrier.get_or_init(|| started);
+    Ok(())
 }
 
 /// Closes the endpoint of a descriptor.

@@ -9,6 +9,7 @@
 //! objects, and `process` holds the node of this process.
 
 mod address;
+mod carrier;
 mod counter;
 mod dp;
 mod edge;
@@ -27,6 +28,7 @@ mod queue;
 mod region;
 mod stream;
 mod table;
+mod target;
 
 pub use address::Address;
 pub use counter::{
@@ -44,13 +46,12 @@ pub use group::{
     dp_reduce, dp_reduce_with,
 };
 pub use message::{
-    DP_DONTWAIT, DP_MORE, DP_UNRELIABLE, ReceivedMessage, dp_add_target, dp_drain, dp_flush,
-    dp_recv, dp_recv_copy, dp_recv_many, dp_remove_target, dp_reply, dp_send, dp_send_to,
-    dp_untarget,
+    DP_DONTWAIT, DP_MORE, DP_UNRELIABLE, ReceivedMessage, dp_drain, dp_flush, dp_recv,
+    dp_recv_copy, dp_recv_many, dp_reply, dp_send, dp_send_to,
 };
 pub use options::{
-    DP_ANY, DP_NONBLOCK, DP_ZERO_NS, NodeOptions, OpenOptions, Pool, Stats, dp_finalize, dp_init,
-    dp_open_with,
+    DP_ANY, DP_IO, DP_NONBLOCK, DP_ZERO_NS, NodeOptions, OpenOptions, Pool, Stats, dp_finalize,
+    dp_init, dp_open_with,
 };
 pub use port::{
     Handler, dp_port_address, dp_port_close, dp_port_open, dp_port_reply, dp_port_wait,
@@ -73,4 +74,8 @@ pub use stream::{
     StreamLayout, dp_interface_close, dp_interface_open, dp_layout_bytes, dp_stream_close,
     dp_stream_open, dp_stream_read, dp_stream_read_raw, dp_stream_shutdown, dp_stream_write,
     dp_stream_write_raw,
+};
+pub use target::{
+    DP_DROP_NEWEST, DP_DROP_OLDEST, DP_KEEP_LATEST, DP_WAIT, dp_add_target, dp_remove_target,
+    dp_target_dropped, dp_target_policy, dp_untarget,
 };

@@ -142,10 +142,11 @@ pub(crate) fn send(
         }
         Ok(())
     };
-    // With several targets, some may have taken the message when the call gives up on another. And a
-    // message that others may share a packet with cannot be withdrawn.
-    if (more && timeout == Timeout::Infinite) || handle.targets.are_several() {
-        return match timeout != Timeout::Zero && handle.look_nonblocking(fd)? {
+    // A message that others may share a packet with cannot be withdrawn. And a long message to
+    // several targets is sent from the caller's memory only if the call may wait.
+    let in_place = handle.targets.are_several() && message.len() > SHORT_BYTES;
+    if timeout == Timeout::Infinite && (more || in_place) {
+        return match handle.look_nonblocking(fd)? {
             true => attempt(Timeout::Zero),
             false => attempt(timeout),
         };
@@ -193,44 +194,6 @@ fn receive_with<R>(
     };
     let describe = |received: Option<&R>| receive_wait(handle, received.and_then(&arrived));
     with_timeout(handle, fd, timeout, is_timeout, attempt, describe)
-}
-
-pub(crate) fn add_target(fd: c_int, to: dipole_node::Address) -> Result<c_int, Failure> {
-    let handle = handle::find(fd)?;
-    handle.endpoint.target(to)?;
-    handle.targets.add(to);
-    Ok(0)
-}
-
-fn remove_target(fd: c_int, to: dipole_node::Address) -> Result<c_int, Failure> {
-    let handle = handle::find(fd)?;
-    if !handle.targets.remove(to) {
-        return Err(Failure::Send(SendError::NoTarget {
-            from: handle.endpoint.address(),
-        }));
-    }
-    handle.endpoint.untarget(to);
-    Ok(0)
-}
-
-/// Adds a target, which may have any number.
-#[unsafe(no_mangle)]
-pub extern "C" fn dp_add_target(fd: c_int, to: Address) -> c_int {
-    call("dp_add_target", || add_target(fd, to.checked()?))
-}
-
-/// Removes an endpoint from the targets of a descriptor.
-#[unsafe(no_mangle)]
-pub extern "C" fn dp_untarget(fd: c_int, nid: c_int, dpid: c_int) -> c_int {
-    call("dp_untarget", || {
-        remove_target(fd, Address::from_signed(nid, dpid)?)
-    })
-}
-
-/// Removes a target, which may have any number.
-#[unsafe(no_mangle)]
-pub extern "C" fn dp_remove_target(fd: c_int, to: Address) -> c_int {
-    call("dp_remove_target", || remove_target(fd, to.checked()?))
 }
 
 /// Sends a message; returns its length.

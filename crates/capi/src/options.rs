@@ -13,7 +13,7 @@ use dipole_node::{ClusterKey, Config, EndpointId, NodeId};
 use crate::failure::Failure;
 use crate::ffi::{self, Versioned, call};
 use crate::process;
-use crate::{handle, message};
+use crate::{carrier, handle, message};
 
 /// A time of zero in options, where 0 selects the default.
 pub const DP_ZERO_NS: i64 = -1;
@@ -21,6 +21,8 @@ pub const DP_ZERO_NS: i64 = -1;
 pub const DP_ANY: u32 = dipole_node::EndpointId::ANY.0;
 /// For `dp_open_with`: calls on the descriptor do not wait.
 pub const DP_NONBLOCK: u32 = 1;
+/// For `dp_open_with`: the descriptor carries messages through `read` and `write`.
+pub const DP_IO: u32 = 2;
 
 /// `struct dp_node_options`.
 #[repr(C)]
@@ -61,7 +63,7 @@ unsafe impl Versioned for NodeOptions {
 pub struct OpenOptions {
     /// Bytes of this struct.
     pub size: usize,
-    /// [`DP_NONBLOCK`] or 0.
+    /// [`DP_NONBLOCK`], [`DP_IO`], both or 0.
     pub flags: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -125,6 +127,8 @@ pub struct Stats {
     pub unreliable_sent: u64,
     /// Unreliable messages dropped because too many were waiting.
     pub unreliable_dropped: u64,
+    /// Messages that targets did not get because of their policies.
+    pub target_dropped: u64,
     /// Peers reached through the network.
     pub peers: u64,
     /// Peers reached through shared memory.
@@ -217,11 +221,11 @@ pub(crate) fn open(dpid: u32, options: OpenOptions) -> Result<c_int, Failure> {
         pool_bytes,
         ..
     } = options;
-    if flags & !DP_NONBLOCK != 0 || reserved != 0 {
+    if flags & !(DP_NONBLOCK | DP_IO) != 0 || reserved != 0 {
         return Err(Failure::BadNumber {
             what: "flags or reserved of struct dp_open_options",
             found: i64::from(flags).max(i64::from(reserved)),
-            expected: "DP_NONBLOCK or 0, and 0",
+            expected: "DP_NONBLOCK, DP_IO, both or 0, and 0",
         });
     }
     let process = process::current();
@@ -230,7 +234,16 @@ pub(crate) fn open(dpid: u32, options: OpenOptions) -> Result<c_int, Failure> {
     if pool_bytes > 0 {
         set_pool(&endpoint, pool_bytes)?;
     }
-    let descriptor = endpoint.export()?;
+    let (descriptor, own) = match flags & DP_IO {
+        0 => (endpoint.export()?, None),
+        _ => {
+            let (own, user) = carrier::pair().map_err(|cause| Failure::Descriptor {
+                doing: "creating a descriptor for DP_IO",
+                cause,
+            })?;
+            (user, Some(own))
+        }
+    };
     let mut status = rustix::fs::fcntl_getfl(&descriptor).map_err(descriptor_failure)?;
     let nonblocking = flags & DP_NONBLOCK != 0;
     status.set(rustix::fs::OFlags::NONBLOCK, nonblocking);
@@ -238,7 +251,11 @@ pub(crate) fn open(dpid: u32, options: OpenOptions) -> Result<c_int, Failure> {
     // A call that does not spin sleeps soon, and reading the flags first costs less than sleeping
     // twice.
     let probe = message::PROBE.min(process.spin());
-    handle::insert(endpoint, descriptor, nonblocking, probe)
+    let fd = handle::insert(endpoint, descriptor, nonblocking, probe)?;
+    if let Some(own) = own {
+        handle::carry(fd, own)?;
+    }
+    Ok(fd)
 }
 
 pub(crate) fn set_pool(endpoint: &dipole_node::Endpoint, bytes: usize) -> Result<Pool, Failure> {

@@ -106,6 +106,12 @@ impl Process {
         open.as_ref().map_or(Duration::ZERO, |open| open.spin)
     }
 
+    /// How long closing waits for messages that were sent.
+    pub(crate) fn linger(&self) -> Duration {
+        let open = lock(&self.node);
+        open.as_ref().map_or(Duration::ZERO, |open| open.linger)
+    }
+
     /// Opens the node with the program's configuration.
     pub(crate) fn init(&self, config: Config) -> Result<(), Failure> {
         let mut open = lock(&self.node);

@@ -120,6 +120,7 @@ pub unsafe extern "C" fn dp_stats(stats: *mut Stats) -> c_int {
             messages_refused: protocol.messages_refused,
             unreliable_sent: protocol.unreliable_sent,
             unreliable_dropped: traffic.unreliable_dropped,
+            target_dropped: stats_now.target_dropped,
             peers: stats_now.peers as u64,
             local_peers: stats_now.local_peers as u64,
             local_records_sent: local.records_out,

@@ -295,6 +295,12 @@ fn a_descriptor_works_in_poll_select_and_epoll() {
 }
 
 #[test]
+fn messages_go_through_read_and_write_of_a_descriptor_opened_for_it() {
+    let output = Bench::new().example("plain_io", &[]);
+    assert_eq!(output, "plain\nclosed\ncat\n");
+}
+
+#[test]
 fn a_descriptor_works_in_io_uring() {
     let output = Bench::new().example("uring", &[]);
     if output == "no io_uring\n" {

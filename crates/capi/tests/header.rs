@@ -229,6 +229,7 @@ fn layouts() -> String {
             messages_refused,
             unreliable_sent,
             unreliable_dropped,
+            target_dropped,
             peers,
             local_peers,
             local_records_sent,
@@ -254,6 +255,10 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("DP_MORE", dipole::DP_MORE.into()),
         ("DP_UNRELIABLE", dipole::DP_UNRELIABLE.into()),
         ("DP_ZEROCOPY", dipole::DP_ZEROCOPY.into()),
+        ("DP_WAIT", dipole::DP_WAIT.into()),
+        ("DP_DROP_NEWEST", dipole::DP_DROP_NEWEST.into()),
+        ("DP_DROP_OLDEST", dipole::DP_DROP_OLDEST.into()),
+        ("DP_KEEP_LATEST", dipole::DP_KEEP_LATEST.into()),
         ("DP_PUT", dipole::DP_PUT.into()),
         ("DP_GET", dipole::DP_GET.into()),
         ("DP_FETCH_ADD", dipole::DP_FETCH_ADD.into()),
@@ -278,6 +283,7 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("DP_FILLED", dipole::DP_FILLED.into()),
         ("DP_ANY", dipole::DP_ANY.into()),
         ("DP_NONBLOCK", dipole::DP_NONBLOCK.into()),
+        ("DP_IO", dipole::DP_IO.into()),
         ("DP_ZERO_NS", dipole::DP_ZERO_NS),
     ]
 }

@@ -1,0 +1,199 @@
+//! Descriptors that carry an endpoint's messages through `read` and `write` (`DP_IO`).
+//!
+//! The descriptor is one end of a `SOCK_SEQPACKET` pair, so each `write` is one message, and copies
+//! of it work in other processes. Two threads move messages between our end and the endpoint. Only
+//! endpoints opened with `DP_IO` have them; for the others nothing changes.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use dipole_node::{Address, ReceiveError, SendError};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt,
+};
+
+use crate::handle::Handle;
+use crate::per_process::lock;
+
+/// Requested send buffer; the kernel doubles it, and limits it to `net.core.wmem_max`.
+const BUFFER_BYTES: usize = 256 << 10;
+/// Longest `write`, with the largest buffer.
+const MAX_WRITE_BYTES: usize = 2 * BUFFER_BYTES;
+/// A longer message is read in pieces of this length, which is what `cat` reads at once. It fits the
+/// buffer with the kernel's default limit, 208 KiB.
+const PIECE_BYTES: usize = 128 << 10;
+/// How often a send that waits for room checks whether the endpoint is being closed.
+const CHECK: Duration = Duration::from_millis(200);
+
+/// The threads of a descriptor.
+#[derive(Debug)]
+pub(crate) struct Carrier {
+    own: Arc<OwnedFd>,
+    closing: Arc<AtomicBool>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Our end and the program's end.
+pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (domain, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let (own, user) = rustix::net::socketpair(domain, kind, SocketFlags::CLOEXEC, None)?;
+    for end in [&own, &user] {
+        sockopt::set_socket_send_buffer_size(end, BUFFER_BYTES)?;
+    }
+    Ok((own, user))
+}
+
+impl Carrier {
+    /// Starts to move messages between `own` and the endpoint.
+    pub(crate) fn start(handle: &Arc<Handle>, own: OwnedFd) -> io::Result<Carrier> {
+        let own = Arc::new(own);
+        let closing = Arc::new(AtomicBool::new(false));
+        let carrier = Carrier {
+            own: Arc::clone(&own),
+            closing: Arc::clone(&closing),
+            threads: Mutex::default(),
+        };
+        let (handle_in, own_in) = (Arc::clone(handle), Arc::clone(&own));
+        carrier.spawn(move || deliver(&handle_in, &own_in))?;
+        let handle = Arc::clone(handle);
+        carrier.spawn(move || collect(&handle, &own, &closing))?;
+        Ok(carrier)
+    }
+
+    fn spawn(&self, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let thread = std::thread::Builder::new().name("dipole-io".into());
+        lock(&self.threads).push(thread.spawn(run)?);
+        Ok(())
+    }
+
+    /// Sends what was written, then ends the endpoint by `end` and waits for the threads.
+    pub(crate) fn close(&self, end: impl FnOnce()) {
+        self.closing.store(true, Ordering::Relaxed);
+        // Packets in the socket can still be received.
+        ignore(rustix::net::shutdown(&self.own, Shutdown::Read));
+        let mut threads = std::mem::take(&mut *lock(&self.threads));
+        join(threads.pop());
+        end();
+        ignore(rustix::net::shutdown(&self.own, Shutdown::Both));
+        join(threads.pop());
+    }
+}
+
+fn join(thread: Option<JoinHandle<()>>) {
+    if let Some(thread) = thread
+        && thread.thread().id() != std::thread::current().id()
+        && thread.join().is_err()
+    {
+        tracing::error!("a thread of a DP_IO descriptor panicked");
+    }
+}
+
+/// The other end may have been closed.
+fn ignore(done: rustix::io::Result<()>) {
+    if let Err(cause) = done {
+        tracing::debug!("shutting down a DP_IO descriptor: {cause}");
+    }
+}
+
+/// Sends what the program writes, until it has closed all copies of the descriptor.
+fn collect(handle: &Handle, own: &OwnedFd, closing: &AtomicBool) {
+    let mut buffer = vec![0; MAX_WRITE_BYTES];
+    loop {
+        let length = match rustix::net::recv(own, &mut buffer[..], RecvFlags::empty()) {
+            Ok((0, _)) if is_hung_up(own) => break,
+            Ok((length, _)) => length,
+            Err(Errno::INTR) => continue,
+            Err(_) => break,
+        };
+        if length == 0 && closing.load(Ordering::Relaxed) {
+            break;
+        }
+        if let Err(error) = send(handle, &buffer[..length], closing) {
+            tracing::warn!(
+                "write to the descriptor of {}: {error}",
+                handle.endpoint.address()
+            );
+            // Further writes fail with EPIPE, as on a pipe whose reader is gone.
+            ignore(rustix::net::shutdown(own, Shutdown::Read));
+            return;
+        }
+    }
+    if !closing.load(Ordering::Relaxed) {
+        handle.endpoint.end();
+    }
+}
+
+/// True if the program has closed its end.
+fn is_hung_up(own: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(own, PollFlags::RDHUP)];
+    let found = poll(&mut polled, Some(&Timespec::default()));
+    found.is_ok() && polled[0].revents().intersects(PollFlags::HUP)
+}
+
+/// Sends a message to all targets that are left.
+fn send(handle: &Handle, message: &[u8], closing: &AtomicBool) -> Result<(), SendError> {
+    let mut lost: Vec<Address> = Vec::new();
+    let mut give_up_at = None;
+    loop {
+        match handle.endpoint.send_timeout(message, CHECK) {
+            Err(SendError::TimedOut { target, waited }) => {
+                if !closing.load(Ordering::Relaxed) {
+                    continue;
+                }
+                let until = *give_up_at.get_or_insert_with(|| Instant::now() + handle.linger);
+                if Instant::now() >= until {
+                    return Err(SendError::TimedOut { target, waited });
+                }
+            }
+            // With several targets each loss is reported once, and nothing was sent.
+            Err(SendError::PeerGone { target, .. } | SendError::Refused { target, .. })
+                if !lost.contains(&target) =>
+            {
+                lost.push(target)
+            }
+            sent => return sent,
+        }
+    }
+}
+
+/// Makes the endpoint's messages readable at the descriptor.
+fn deliver(handle: &Handle, own: &OwnedFd) {
+    loop {
+        let message = match handle.endpoint.receive() {
+            Ok(message) => message,
+            Err(ReceiveError::Ended) => break,
+            Err(error) => {
+                tracing::warn!(
+                    "read from the descriptor of {}: {error}",
+                    handle.endpoint.address()
+                );
+                break;
+            }
+        };
+        let pieces = message.chunks(PIECE_BYTES);
+        let empty = message.is_empty().then_some(&[][..]);
+        for piece in pieces.chain(empty) {
+            if push(own.as_fd(), piece).is_err() {
+                return;
+            }
+        }
+    }
+    ignore(rustix::net::shutdown(own, Shutdown::Write));
+}
+
+/// Waits until the program's end has room for a packet.
+fn push(own: std::os::fd::BorrowedFd<'_>, piece: &[u8]) -> rustix::io::Result<()> {
+    loop {
+        match rustix::net::send(own, piece, SendFlags::NOSIGNAL) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(cause) => return Err(cause),
+        }
+    }
+}
