@@ -11,11 +11,12 @@ use std::process::abort;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use common::{Program, run_rank};
 use dipole_bsp::carrier::Carrier;
+use dipole_bsp::superstep::message::{Head, Kind};
 use dipole_bsp::superstep::node_map::NodeMap;
 use dipole_bsp::superstep::schedule::Order;
 use dipole_bsp::{Failure, Process};
@@ -26,6 +27,9 @@ use rand_chacha::ChaCha8Rng;
 
 /// A program that takes longer is considered to hang.
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// Minimum time between two probes.
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Memory that ranks have opened, by key.
 type Memories = Arc<Mutex<HashMap<u64, RegionMemory>>>;
@@ -47,6 +51,7 @@ struct Channels {
     /// Decides when there is room.
     rng: ChaCha8Rng,
     has_room: bool,
+    probed_at: Instant,
 }
 
 impl Channels {
@@ -139,7 +144,16 @@ impl Carrier for Channels {
         Ok(self.queue.is_empty())
     }
 
-    fn check(&mut self, _ranks: &[u32]) -> Result<(), Failure> {
+    fn check(&mut self, ranks: &[u32]) -> Result<(), Failure> {
+        // Detects ranks that have ended, as the carrier over endpoints does.
+        if self.probed_at.elapsed() >= PROBE_INTERVAL {
+            self.probed_at = Instant::now();
+            for to in ranks {
+                let probe = Head::new(Kind::Probe, 0).encode().to_vec();
+                // A rank that has just ended may have sent everything.
+                let _sent = self.deliver(*to, probe);
+            }
+        }
         Ok(())
     }
 
@@ -162,6 +176,7 @@ fn carriers(size: usize) -> Vec<Channels> {
             queue: VecDeque::new(),
             rng: ChaCha8Rng::seed_from_u64(rank.into()),
             has_room: true,
+            probed_at: Instant::now(),
         })
         .collect()
 }
@@ -369,11 +384,25 @@ fn large_puts_stay_readable_until_they_have_been_read() {
 
 #[test]
 fn surplus_ranks_do_not_take_part() {
+    begin_with_surplus(Duration::ZERO);
+}
+
+/// The surplus ranks probe rank 0 meanwhile, which does not confirm that they leave.
+#[test]
+fn surplus_ranks_do_not_take_part_when_rank_0_is_late() {
+    begin_with_surplus(Duration::from_millis(1200));
+}
+
+/// Begins with three of four ranks, when rank 0 starts after the others.
+fn begin_with_surplus(delay: Duration) {
     let node_map = NodeMap::new(&[0, 0, 1, 1]);
     thread::scope(|scope| {
         for (rank, carrier) in (0..).zip(carriers(4)) {
             let node_map = &node_map;
             scope.spawn(move || {
+                if rank == 0 {
+                    thread::sleep(delay);
+                }
                 // Only the value on rank 0 counts.
                 let most = if rank == 0 { Some(3) } else { Some(0) };
                 let process = Process::join(carrier, rank, 4, most, node_map);

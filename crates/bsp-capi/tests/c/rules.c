@@ -231,21 +231,50 @@ static void a_put_overwrites_a_get(void)
     bsp_sync();
 }
 
-static void one_of_several_puts_to_the_same_place_remains(void)
+static void puts_to_the_same_place_take_effect_in_rank_order(void)
 {
-    int x[64];
-    bsp_push_reg(x, sizeof x);
+    /* Between nodes, the longest travel in several messages. */
+    static const int words[] = {1, 64, 20000, 80000};
+    for (int i = 0; i < 4; i++) {
+        int count = words[i], bytes = count * (int)sizeof(int);
+        int *x = malloc(bytes), *values = malloc(bytes);
+        bsp_push_reg(x, bytes);
+        bsp_sync();
+        for (int j = 0; j < count; j++)
+            values[j] = me;
+        for (int to = 0; to < p; to++) {
+            bsp_put(to, values, x, 0, bytes);
+            if (me == 0)
+                bsp_put(to, &p, x, 0, sizeof p);
+        }
+        bsp_sync();
+        for (int j = p > 1 ? 0 : 1; j < count; j++)
+            REQUIRE(x[j] == p - 1);
+        REQUIRE(x[0] == (p > 1 ? p - 1 : p));
+        bsp_pop_reg(x);
+        bsp_sync();
+        free(x);
+        free(values);
+    }
+}
+
+static void gets_into_the_same_place_take_effect_in_rank_order(void)
+{
+    enum { WORDS = 10000 };
+    int *x = malloc(WORDS * sizeof *x), *y = malloc(WORDS * sizeof *y);
+    for (int i = 0; i < WORDS; i++)
+        x[i] = me;
+    bsp_push_reg(x, WORDS * (int)sizeof *x);
     bsp_sync();
-    int values[64];
-    for (int i = 0; i < 64; i++)
-        values[i] = me;
-    for (int to = 0; to < p; to++)
-        bsp_put(to, values, x, 0, sizeof x);
+    for (int from = p - 1; from >= 0; from--)
+        bsp_get(from, x, 0, y, WORDS * (int)sizeof *x);
     bsp_sync();
-    for (int i = 0; i < 64; i++)
-        REQUIRE(x[i] == x[0] && x[i] >= 0 && x[i] < p);
+    for (int i = 0; i < WORDS; i++)
+        REQUIRE(y[i] == p - 1);
     bsp_pop_reg(x);
     bsp_sync();
+    free(x);
+    free(y);
 }
 
 static void arguments_are_not_checked_without_bytes(void)
@@ -414,6 +443,27 @@ static void an_empty_queue_has_status_minus_1(void)
     REQUIRE(bsp_hpmove(&no_tag, &no_payload) == -1);
     REQUIRE(no_tag == &tag && no_payload == &status);
     bsp_sync();
+}
+
+static void messages_are_queued_in_rank_order(void)
+{
+    enum { EACH = 3, BYTES = 50000 };
+    char *sent = calloc(BYTES, 1), *received = malloc(BYTES);
+    for (int to = 0; to < p; to++)
+        for (int i = 0; i < EACH; i++) {
+            sent[0] = (char)me;
+            sent[1] = (char)i;
+            bsp_send(to, NULL, sent, i % 2 ? BYTES : 2);
+        }
+    bsp_sync();
+    for (int from = 0; from < p; from++)
+        for (int i = 0; i < EACH; i++) {
+            bsp_move(received, BYTES);
+            REQUIRE(received[0] == from && received[1] == i);
+        }
+    bsp_sync();
+    free(sent);
+    free(received);
 }
 
 static void move_copies_what_fits(void)
@@ -622,7 +672,8 @@ static const struct {
     RULE(gets_are_read_before_puts_are_written),
     RULE(gets_are_read_before_gets_are_written),
     RULE(a_put_overwrites_a_get),
-    RULE(one_of_several_puts_to_the_same_place_remains),
+    RULE(puts_to_the_same_place_take_effect_in_rank_order),
+    RULE(gets_into_the_same_place_take_effect_in_rank_order),
     RULE(arguments_are_not_checked_without_bytes),
     RULE(long_and_unbuffered_transfers_arrive),
     RULE(memory_of_long_transfers_is_free_after_the_superstep),
@@ -630,6 +681,7 @@ static const struct {
     RULE(tag_sizes_take_effect_in_the_next_superstep),
     RULE(empty_messages_are_counted),
     RULE(an_empty_queue_has_status_minus_1),
+    RULE(messages_are_queued_in_rank_order),
     RULE(move_copies_what_fits),
     RULE(hpmove_returns_aligned_bytes_that_stay_valid),
     RULE(the_queue_is_dropped_at_the_next_sync),

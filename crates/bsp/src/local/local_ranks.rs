@@ -197,11 +197,6 @@ impl LocalRanks {
         (0..self.own).chain(self.own + 1..self.local_ranks.len())
     }
 
-    /// Indices of the other ranks, starting after this one.
-    pub(crate) fn others_after_own(&self) -> impl Iterator<Item = usize> + use<> {
-        (self.own + 1..self.local_ranks.len()).chain(0..self.own)
-    }
-
     /// The rank with an index.
     #[inline]
     pub(crate) fn rank(&self, local_rank: usize) -> u32 {

@@ -381,13 +381,14 @@ impl<C: Carrier> Process<C> {
 
     /// Ranks of other nodes whose replies have not all arrived.
     fn missing_replies(&self) -> impl Iterator<Item = u32> {
-        let (exchange, own) = (&self.exchange, self.rank);
-        let is_missing = move |rank: &u32| {
-            self.pending.get_from().contains(*rank)
-                && !exchange.node_map().share_node(*rank, own)
-                && !exchange.has_all_replies(*rank)
-        };
-        (0..self.size).filter(is_missing)
+        (0..self.size).filter(|rank| self.awaits_replies(*rank))
+    }
+
+    /// True if more replies must arrive from a rank, which is on another node.
+    fn awaits_replies(&self, rank: u32) -> bool {
+        self.pending.get_from().contains(rank)
+            && !self.exchange.node_map().share_node(rank, self.rank)
+            && !self.exchange.has_all_replies(rank)
     }
 
     /// Applies all records, because no get involves this rank. They are applied rank by rank, so that

@@ -47,6 +47,35 @@ enum Action {
 }
 
 impl Action {
+    /// The rank that makes the call.
+    fn by(&self) -> usize {
+        let (Action::Put { by, .. } | Action::Get { by, .. } | Action::Send { by, .. }) = self;
+        *by
+    }
+
+    /// Memory that an unbuffered call may write at any time: rank, area and range.
+    fn unbuffered(&self) -> Option<(usize, usize, Range<usize>)> {
+        match self {
+            Action::Put {
+                to,
+                area,
+                at,
+                bytes,
+                is_unbuffered: true,
+                ..
+            } => Some((*to, *area, *at..at + bytes.len())),
+            Action::Get {
+                by,
+                area,
+                into,
+                length,
+                is_unbuffered: true,
+                ..
+            } => Some((*by, *area, *into..into + length)),
+            _ => None,
+        }
+    }
+
     /// Memory that a rank may change as soon as it has left the superstep: rank, area and range.
     fn freed(&self) -> Option<(usize, usize, Range<usize>)> {
         match self {
@@ -306,6 +335,51 @@ impl Program {
             }
             step.actions.push(action);
         }
+        // Nothing else may read these bytes in the superstep.
+        let unbuffered: Vec<_> = step.actions.iter().filter_map(Action::unbuffered).collect();
+        step.actions.retain(|action| {
+            !matches!(action, Action::Get { of, area, at, length, .. }
+            if unbuffered.iter().any(|(to, there, range)| {
+                (to, there) == (of, area) && range.start < at + length && *at < range.end
+            }))
+        });
+        if rng.random_bool(0.5) {
+            let area = alive[rng.random_range(0..alive.len())];
+            let to = rng.random_range(0..self.size);
+            let bytes = state.memory[area][to].len();
+            self.contest(rng, &mut written, step, (area, to, bytes));
+        }
+    }
+
+    /// Lets several ranks put to the same bytes of an area's part, to all of them or to some.
+    fn contest(
+        &self,
+        rng: &mut ChaCha8Rng,
+        written: &mut Ranges,
+        step: &mut Superstep,
+        (area, to, bytes): (usize, usize, usize),
+    ) {
+        let length = match rng.random_bool(0.5) {
+            true => LONGEST_BYTES.min(bytes),
+            false => some_length(rng, bytes),
+        };
+        let Some(start) = written.take(area, to, length, bytes) else {
+            return;
+        };
+        for _ in 0..rng.random_range(2..=self.size + 1) {
+            let part = match rng.random_bool(0.5) {
+                true => 0..length,
+                false => rng.random_range(0..=length / 2)..rng.random_range(length / 2..=length),
+            };
+            step.actions.push(Action::Put {
+                by: rng.random_range(0..self.size),
+                to,
+                area,
+                at: start + part.start,
+                bytes: random_bytes(rng, part.len()),
+                is_unbuffered: false,
+            });
+        }
     }
 
     /// Applies a superstep to the state.
@@ -329,7 +403,10 @@ impl Program {
                 state.memory[*area][*by][*into..into + length].copy_from_slice(got);
             }
         }
-        for action in &step.actions {
+        // The sort is stable: each rank's own calls keep their order.
+        let mut by_rank: Vec<&Action> = step.actions.iter().collect();
+        by_rank.sort_by_key(|action| action.by());
+        for action in by_rank {
             match action {
                 Action::Put {
                     to,
@@ -348,9 +425,6 @@ impl Program {
         }
         for range in step.actions.iter().filter_map(Action::freed) {
             state.memory[range.1][range.0][range.2].fill(SCRIBBLE);
-        }
-        for queue in &mut state.queues {
-            queue.sort();
         }
     }
 
@@ -409,7 +483,6 @@ impl Program {
             while let Some(message) = process.take_message() {
                 mail.push((message.tag.to_vec(), message.payload.to_vec()));
             }
-            mail.sort();
             assert!(
                 mail == after.queues[rank],
                 "rank {rank}, superstep {number}: wrong messages"

@@ -9,12 +9,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "results of a rank's gets overwrite what other ranks put there",
         file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
-        snippet: "        self.write_local_replies(epoch)?;
-        self.write_remote_replies()?;
-        self.apply_local(&own, epoch)?;",
-        replacement: "        self.apply_local(&own, epoch)?;
-        self.write_local_replies(epoch)?;
-        self.write_remote_replies()?;",
+        snippet: "        self.write_replies(&own_replies, epoch)?;",
+        replacement: "        for from in 0..self.size {
+            self.apply_local(from, &own, epoch)?;
+        }
+        self.write_replies(&own_replies, epoch)?;",
     },
     Mutant {
         name: "supersteps-puts-before-reads",
@@ -22,8 +21,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
         snippet: "        let own_replies = self.reply_to_own(&own)?;",
-        replacement: "        self.apply_local(&own, epoch)?;
+        replacement: "        for from in 0..self.size {
+            self.apply_local(from, &own, epoch)?;
+        }
         let own_replies = self.reply_to_own(&own)?;",
+    },
+    Mutant {
+        name: "supersteps-order-reversed",
+        effect: "the lowest of several ranks that put to the same bytes remains",
+        file: "crates/bsp/src/process/sync.rs",
+        suite: Suite::Supersteps,
+        snippet: "        for rank in 0..self.size {",
+        replacement: "        for rank in (0..self.size).rev() {",
     },
     Mutant {
         name: "supersteps-both-arenas-cleared",
@@ -56,8 +65,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "results of local ranks are read before they have been written",
         file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
-        snippet: "            self.wait_for(Event::new(local_rank, SyncPhase::Replied, epoch), None)?;",
-        replacement: "            self.wait_for(Event::new(local_rank, SyncPhase::Arrived, epoch), None)?;",
+        snippet: "        self.wait_for(Event::new(local_rank, SyncPhase::Replied, epoch), None)?;",
+        replacement: "        self.wait_for(Event::new(local_rank, SyncPhase::Arrived, epoch), None)?;",
     },
     Mutant {
         name: "supersteps-records-incomplete",

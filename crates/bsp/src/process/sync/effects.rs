@@ -163,7 +163,7 @@ impl Effects<'_> {
 }
 
 /// Writes replies into the destinations of their gets.
-pub(super) fn write_replies(gets: &[PendingGet], records: Source<'_>) -> Result<(), Failure> {
+pub(super) fn write_records(gets: &[PendingGet], records: Source<'_>) -> Result<(), Failure> {
     for record in Records::new(records) {
         let (
             Record::Reply {

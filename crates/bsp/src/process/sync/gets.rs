@@ -4,7 +4,7 @@
 use dipole_link::window::Source;
 
 use super::super::{HeldReplies, Process};
-use super::effects::{Effects, WrittenReply, write_replies};
+use super::effects::{Effects, WrittenReply, write_records};
 use super::waiting::Event;
 use crate::carrier::Carrier;
 use crate::failure::Failure;
@@ -21,7 +21,7 @@ struct RemoteReplies {
     written: Vec<WrittenReply>,
 }
 
-/// Records received from ranks of other nodes, in the order of the ranks.
+/// Records received from ranks of other nodes.
 type Received<C> = Vec<(u32, Body<<C as Carrier>::Message>)>;
 
 impl<C: Carrier> Process<C> {
@@ -30,10 +30,10 @@ impl<C: Carrier> Process<C> {
     pub(super) fn exchange_with_gets(&mut self, epoch: u32) -> Result<(), Failure> {
         self.pump(|process| process.has_all_records())?;
         let mut received: Received<C> = Vec::new();
-        for rank in 0..self.size {
-            while let Some(body) = self.exchange.take_records(rank) {
-                received.push((rank, body));
-            }
+        for from in 0..self.size {
+            let exchange = &mut self.exchange;
+            received
+                .extend(std::iter::from_fn(|| exchange.take_records(from)).map(|it| (from, it)));
         }
         let own = self.pending.take_own(self.rank);
         let own_replies = self.reply_to_own(&own)?;
@@ -41,21 +41,17 @@ impl<C: Carrier> Process<C> {
         self.reply_to_local(epoch)?;
         self.send_replies(remote_replies);
         self.transmit()?;
-        for chunk in &own_replies {
-            write_replies(self.pending.gets(), RecordBuffer::records(chunk))?;
-        }
         for holder in (0..self.size).filter(|rank| self.pending.holders().contains(*rank)) {
             self.exchange.send_ready(holder);
         }
-        self.write_local_replies(epoch)?;
-        self.write_remote_replies()?;
+        self.write_replies(&own_replies, epoch)?;
         self.enter_phase(Phase::Apply);
-        let mut received = received.into_iter().peekable();
-        for rank in 0..self.size {
-            self.apply_local(rank, &own, epoch)?;
-            while let Some((_, body)) = received.next_if(|(from, _)| *from == rank) {
-                self.effects().apply(Source::from(&*body), None)?;
-                self.exchange.release(&body);
+        let mut received = received.iter().peekable();
+        for from in 0..self.size {
+            self.apply_local(from, &own, epoch)?;
+            while let Some((_, body)) = received.next_if(|(sender, _)| *sender == from) {
+                self.effects().apply(Source::from(&**body), None)?;
+                self.exchange.release(body);
             }
         }
         self.enter_phase(Phase::Exchange);
@@ -173,32 +169,45 @@ impl<C: Carrier> Process<C> {
         }
     }
 
-    fn write_local_replies(&mut self, epoch: u32) -> Result<(), Failure> {
-        let others = (self.shared.as_ref()).map(|shared| shared.ranks().others_after_own());
-        for local_rank in others.into_iter().flatten() {
-            let rank = (self.shared.as_ref()).map(|shared| shared.ranks().rank(local_rank));
-            if !rank.is_some_and(|rank| self.pending.get_from().contains(rank)) {
+    /// Writes the replies to all gets of this rank, in rank order.
+    fn write_replies(&mut self, own: &[Vec<u8>], epoch: u32) -> Result<(), Failure> {
+        for from in 0..self.size {
+            if from == self.rank {
+                for chunk in own {
+                    write_records(self.pending.gets(), RecordBuffer::records(chunk))?;
+                }
+            } else if !self.pending.get_from().contains(from) {
                 continue;
-            }
-            self.wait_for(Event::new(local_rank, SyncPhase::Replied, epoch), None)?;
-            let shared = self.shared.iter();
-            for records in shared.flat_map(|shared| shared.ranks().replies(local_rank)) {
-                write_replies(self.pending.gets(), records)?;
+            } else if self.exchange.node_map().share_node(from, self.rank) {
+                self.write_local_replies(from, epoch)?;
+            } else {
+                self.write_remote_replies(from)?;
             }
         }
         Ok(())
     }
 
-    fn write_remote_replies(&mut self) -> Result<(), Failure> {
+    fn write_local_replies(&mut self, from: u32, epoch: u32) -> Result<(), Failure> {
+        let shared = self.shared.as_ref();
+        let Some(local_rank) = shared.and_then(|shared| shared.ranks().index(from)) else {
+            return Ok(());
+        };
+        self.wait_for(Event::new(local_rank, SyncPhase::Replied, epoch), None)?;
+        let shared = self.shared.iter();
+        for records in shared.flat_map(|shared| shared.ranks().replies(local_rank)) {
+            write_records(self.pending.gets(), records)?;
+        }
+        Ok(())
+    }
+
+    fn write_remote_replies(&mut self, from: u32) -> Result<(), Failure> {
         loop {
-            for rank in 0..self.size {
-                while let Some(body) = self.exchange.take_replies(rank) {
-                    write_replies(self.pending.gets(), Source::from(&*body))?;
-                    self.exchange.release(&body);
-                }
+            while let Some(body) = self.exchange.take_replies(from) {
+                write_records(self.pending.gets(), Source::from(&*body))?;
+                self.exchange.release(&body);
             }
             self.send_held_replies();
-            if self.missing_replies().next().is_none() {
+            if !self.awaits_replies(from) {
                 return Ok(());
             }
             self.wait_message()?;
