@@ -56,6 +56,7 @@ extern "C" {
  *   EDESTADDRREQ   the endpoint has no target
  *   EFAULT         a pointer is null or misaligned
  *   EHOSTUNREACH   the endpoint was not found
+ *   EINTR          a signal handler interrupted the wait
  *   EINVAL         an argument, an option or an environment variable is invalid
  *   EIO            the link is broken, or the library has a bug
  *   EKEYREJECTED   the two processes have different cluster keys, or one has none

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use dipole_node::{CompletionCounter, Timeout};
+use dipole_node::{CompletionCounter, Timeout, interruptible};
 
 use crate::edge::EDGES;
 use crate::failure::Failure;
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn dp_counter_wait(
         let timeout = Timeout::from_nanos(timeout_ns);
         let waited = matches!(timeout, Timeout::After(_)).then_some(timeout.duration());
         COUNTERS.with(counter, |open| {
-            match open.wait(count, timeout.duration())? {
+            match interruptible(|| open.wait(count, timeout.duration()))? {
                 Some(counts) => {
                     place.write(counts.into());
                     Ok(0)

@@ -198,7 +198,7 @@ fn not_handled(waited: Option<&Duration>) -> String {
 }
 
 /// The error numbers that this library sets, and their meanings.
-pub(crate) const MEANINGS: [(c_int, &CStr); 31] = [
+pub(crate) const MEANINGS: [(c_int, &CStr); 32] = [
     (
         libc::E2BIG,
         c"an option is set that this version of the library does not support",
@@ -235,6 +235,7 @@ pub(crate) const MEANINGS: [(c_int, &CStr); 31] = [
         libc::EINVAL,
         c"an argument, an option or an environment variable is invalid",
     ),
+    (libc::EINTR, c"a signal handler interrupted the wait"),
     (libc::EIO, c"the link is broken, or the library has a bug"),
     (
         libc::EKEYREJECTED,
@@ -391,6 +392,7 @@ fn receive_errno(error: &ReceiveError) -> c_int {
         ReceiveError::Ended => libc::EBADF,
         ReceiveError::Forked => libc::ESTALE,
         ReceiveError::Cancelled => libc::ECANCELED,
+        ReceiveError::Interrupted => libc::EINTR,
         ReceiveError::TooManyPosted { .. } => libc::EAGAIN,
     }
 }
@@ -407,6 +409,7 @@ fn send_errno(error: &SendError) -> c_int {
         SendError::Broken(_) => libc::EIO,
         SendError::Unreachable(cause) => target_errno(cause),
         SendError::Cancelled { .. } => libc::ECANCELED,
+        SendError::Interrupted { .. } => libc::EINTR,
         SendError::Ended => libc::EBADF,
         SendError::Forked => libc::ESTALE,
     }
@@ -449,6 +452,7 @@ fn target_errno(error: &TargetError) -> c_int {
         TargetError::OtherCluster { .. } | TargetError::OtherSecurity { .. } => libc::EKEYREJECTED,
         TargetError::NoSharedMemory { .. } => libc::EOPNOTSUPP,
         TargetError::Broken(_) => libc::EIO,
+        TargetError::Interrupted { .. } => libc::EINTR,
         TargetError::Ended => libc::EBADF,
         TargetError::Forked => libc::ESTALE,
     }

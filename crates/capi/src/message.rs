@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
-use dipole_node::{Endpoint, Message, ReceiveError, SendError, Timeout};
+use dipole_node::{Endpoint, Message, ReceiveError, SendError, Timeout, interruptible};
 use dipole_trace::waits::{Cause, WaitEnd};
 
 use crate::address::Address;
@@ -63,7 +63,9 @@ fn with_timeout<A>(
         Err(failure) if is_timeout(&failure) => match handle.look_nonblocking(fd)? {
             true if first == Timeout::Zero => Err(failure),
             true => attempt(Timeout::Zero),
-            false => recorded(handle, || attempt(timeout.after(handle.probe)), describe),
+            false => interruptible(|| {
+                recorded(handle, || attempt(timeout.after(handle.probe)), describe)
+            }),
         },
         answer => answer,
     }
@@ -414,7 +416,9 @@ pub extern "C" fn dp_flush(fd: c_int) -> c_int {
 pub extern "C" fn dp_drain(fd: c_int, timeout_ns: i64) -> c_int {
     call("dp_drain", || {
         let timeout = duration(timeout_ns);
-        handle::with(fd, |handle| Ok(handle.endpoint.drain(timeout)?))?;
+        handle::with(fd, |handle| {
+            Ok(interruptible(|| handle.endpoint.drain(timeout))?)
+        })?;
         Ok(0)
     })
 }

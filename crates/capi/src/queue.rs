@@ -7,7 +7,9 @@ use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use dipole_node::{CompletionQueue, EndpointId, ReceiveError, RegionMemory, Timeout};
+use dipole_node::{
+    CompletionQueue, EndpointId, ReceiveError, RegionMemory, Timeout, interruptible,
+};
 use dipole_trace::waits::{Cause, WaitEnd, WaitRecorder};
 
 use crate::address::Address;
@@ -174,7 +176,7 @@ impl OpenQueue {
         let mut filled = 0;
         while filled < count {
             let next = match waited {
-                Some(timeout) if filled == 0 => self.wait(timeout),
+                Some(timeout) if filled == 0 => interruptible(|| self.wait(timeout)),
                 _ => self.queue.poll(),
             };
             match next {

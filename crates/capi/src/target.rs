@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use dipole_node::{OverflowPolicy, SendError};
+use dipole_node::{OverflowPolicy, SendError, interruptible};
 
 use crate::address::Address;
 use crate::failure::Failure;
@@ -20,7 +20,7 @@ pub const DP_KEEP_LATEST: c_int = 3;
 
 pub(crate) fn add_target(fd: c_int, to: dipole_node::Address) -> Result<c_int, Failure> {
     let handle = handle::find(fd)?;
-    handle.endpoint.target(to)?;
+    interruptible(|| handle.endpoint.target(to))?;
     handle.targets.add(to);
     Ok(0)
 }

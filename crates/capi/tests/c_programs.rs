@@ -301,6 +301,12 @@ fn messages_go_through_read_and_write_of_a_descriptor_opened_for_it() {
 }
 
 #[test]
+fn a_signal_handler_ends_a_wait_unless_it_restarts_calls() {
+    let output = Bench::new().example("signals", &[]);
+    assert_eq!(output, "restarted\ninterrupted\n");
+}
+
+#[test]
 fn a_descriptor_works_in_io_uring() {
     let output = Bench::new().example("uring", &[]);
     if output == "no io_uring\n" {

@@ -17,6 +17,7 @@
 mod clock;
 mod condition;
 mod contention;
+mod interrupt;
 mod progress;
 mod ready;
 mod schedule;
@@ -34,6 +35,7 @@ mod tests;
 
 pub use clock::{Clock, Reading, nanoseconds};
 pub use condition::{Polled, WaitCondition};
+pub use interrupt::interruptible;
 pub use ready::{Ready, WaitKey};
 pub use schedule::Driver;
 pub use stepper::{Stepper, Work};

@@ -53,6 +53,7 @@ mod sync {
     use std::sync::{LockResult, PoisonError};
     use std::time::Duration;
 
+    use dipole_link::wait::WakeReason;
     use dipole_proto::Instant;
 
     // Only spinning uses these; no ordering between threads depends on them.
@@ -195,14 +196,14 @@ mod sync {
             }
         }
 
-        pub(super) fn sleep(&self, _timeout: Option<Duration>) -> io::Result<()> {
+        pub(super) fn sleep(&self, _timeout: Option<Duration>) -> io::Result<WakeReason> {
             let mut state = self.device.lock();
             while !state.rung && state.called & self.bit == 0 {
                 let woken = self.device.changed.wait(state);
                 state = woken.unwrap_or_else(PoisonError::into_inner);
             }
             state.called &= !self.bit;
-            Ok(())
+            Ok(WakeReason::Waker)
         }
     }
 

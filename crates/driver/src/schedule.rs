@@ -15,6 +15,7 @@ use super::stepper::Stepper;
 use super::sync::{AtomicUsize, Clock, Mutex, MutexGuard, Reading, Sleeper, Waker, yield_core};
 use super::waiters::{WaiterId, Waiters, wait_parked};
 use crate::clock::nanoseconds;
+use crate::interrupt;
 use crate::ready::WaitKey;
 use crate::timeout::{Timeout, WaitError};
 
@@ -436,7 +437,7 @@ impl<S: Stepper> Driver<S> {
                 let (back, slept) = self.sleep(state, id, now, nap_ns);
                 state = back;
                 if let Err(cause) = slept {
-                    return (state, now, Err(WaitError::Broken(cause)));
+                    return (state, now, Err(WaitError::of_sleep(cause, waited_ns)));
                 }
             }
             now = self.clock.now();
@@ -581,7 +582,7 @@ impl<S: Stepper> Driver<S> {
         state.waiters.set_asleep(id, false);
         self.disarm(&mut state, now);
         state.progress.unpark();
-        (state, slept.map(|_| ()))
+        (state, slept.and_then(interrupt::check))
     }
 
     /// Called after a sleep in the kernel: peers need not send wake-ups any more.

@@ -67,8 +67,24 @@ pub enum WaitError {
         /// How long it waited.
         waited: Duration,
     },
+    /// A signal handler has run; see [`interruptible`](crate::interruptible).
+    Interrupted {
+        /// How long it waited.
+        waited: Duration,
+    },
     /// The link is broken.
     Broken(io::Error),
+}
+
+impl WaitError {
+    /// Converts the error of a sleep.
+    pub(crate) fn of_sleep(cause: io::Error, waited_ns: u64) -> WaitError {
+        let waited = Duration::from_nanos(waited_ns);
+        match cause.kind() {
+            io::ErrorKind::Interrupted => WaitError::Interrupted { waited },
+            _ => WaitError::Broken(cause),
+        }
+    }
 }
 
 #[cfg(test)]

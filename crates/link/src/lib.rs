@@ -14,6 +14,7 @@ pub mod cpu;
 pub mod crc32c;
 pub mod fault;
 pub mod fork;
+pub mod handlers;
 pub mod membarrier;
 mod multihomed;
 pub mod netlink;

@@ -70,6 +70,7 @@ impl CompletionQueue {
         match waited {
             Ok(Ok(entry)) => Ok(Some(entry)),
             Err(WaitError::TimedOut { .. }) => Ok(None),
+            Err(WaitError::Interrupted { .. }) => Err(ReceiveError::Interrupted),
             Ok(Err(cause)) | Err(WaitError::Broken(cause)) => Err(ReceiveError::Broken(cause)),
         }
     }
@@ -191,6 +192,7 @@ impl CompletionCounter {
         match waited {
             Ok(counts) => Ok(Some(counts)),
             Err(WaitError::TimedOut { .. }) => Ok(None),
+            Err(WaitError::Interrupted { .. }) => Err(ReceiveError::Interrupted),
             Err(WaitError::Broken(cause)) => Err(ReceiveError::Broken(cause)),
         }
     }

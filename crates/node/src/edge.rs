@@ -413,6 +413,7 @@ impl Inner {
                 by_receiver: false,
             }),
             Err(WaitError::TimedOut { waited }) => Err(SendError::TimedOut { target: to, waited }),
+            Err(WaitError::Interrupted { .. }) => Err(SendError::Interrupted { target: to }),
             Err(WaitError::Broken(cause)) => Err(SendError::Broken(cause)),
         }
     }

@@ -482,6 +482,7 @@ fn target_error(error: SendError, target: Address) -> TargetError {
         }
         SendError::TimedOut { target, waited } => TargetError::TimedOut { target, waited },
         SendError::PeerGone { target, reason } => TargetError::PeerGone { target, reason },
+        SendError::Interrupted { target } => TargetError::Interrupted { target },
         SendError::Forked => TargetError::Forked,
         SendError::Broken(cause) => TargetError::Broken(cause),
         _ => TargetError::Ended,

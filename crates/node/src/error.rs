@@ -102,7 +102,7 @@ pub enum OpenError {
         cause: String,
     },
     /// No descriptor could be created, for example because the process has too many open files.
-    #[error("cannot create a descriptor: {0}; raise the limit of open files (ulimit -n)")]
+    #[error("{}", exhausted(.0))]
     Sleep(#[source] io::Error),
     /// The handle was inherited by a forked child.
     #[error("{}", FORKED)]
@@ -259,6 +259,12 @@ pub enum TargetError {
         /// The limit that was reached.
         limit: u32,
     },
+    /// A signal handler has run. Only within [`interruptible`](crate::interruptible).
+    #[error("a signal interrupted the wait for endpoint {target}")]
+    Interrupted {
+        /// Address of the target.
+        target: Address,
+    },
     /// The link is broken.
     #[error("the link is broken: {0}")]
     Broken(#[source] io::Error),
@@ -268,6 +274,20 @@ pub enum TargetError {
     /// The endpoint is closed.
     #[error("{}", ENDED)]
     Ended,
+}
+
+/// Names the resource that the kernel refused, and the limit to raise. Without a thread the cause is
+/// `EAGAIN`.
+fn exhausted(cause: &io::Error) -> String {
+    match cause.kind() {
+        io::ErrorKind::WouldBlock => format!(
+            "cannot start a thread: {cause}; raise the limit of processes and threads (ulimit -u, \
+             or pids.max of the control group)"
+        ),
+        _ => format!(
+            "cannot create a descriptor: {cause}; raise the limit of open files (ulimit -n)"
+        ),
+    }
 }
 
 /// Why a message was not sent.
@@ -294,6 +314,13 @@ pub enum SendError {
         target: Address,
         /// How long it waited.
         waited: Duration,
+    },
+    /// A signal handler has run; nothing was queued. Only within
+    /// [`interruptible`](crate::interruptible).
+    #[error("a signal interrupted the wait for endpoint {target}")]
+    Interrupted {
+        /// The target (the first of several).
+        target: Address,
     },
     /// The message is longer than this way of sending allows; nothing was queued.
     #[error("a message of {length} bytes is too long, the limit is {limit}; split it")]
@@ -378,6 +405,9 @@ pub enum ReceiveError {
     /// The endpoint is closed.
     #[error("{}", ENDED)]
     Ended,
+    /// A signal handler has run. Only within [`interruptible`](crate::interruptible).
+    #[error("a signal interrupted the wait")]
+    Interrupted,
     /// A posted receive was cancelled.
     #[error("the posted receive was cancelled")]
     Cancelled,

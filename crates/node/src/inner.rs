@@ -60,7 +60,9 @@ impl Inner {
             });
         match waited {
             Ok(()) => Ok(()),
-            Err(WaitError::TimedOut { waited }) => Err(CloseError::Unacknowledged { waited }),
+            Err(WaitError::TimedOut { waited } | WaitError::Interrupted { waited }) => {
+                Err(CloseError::Unacknowledged { waited })
+            }
             Err(WaitError::Broken(cause)) => Err(CloseError::Broken(cause)),
         }
     }

@@ -195,7 +195,7 @@ impl ActivePort {
             let driver = &self.inner.driver;
             match driver.wait_for(Timeout::from(left), &keys, &what, wait_condition) {
                 Ok(true) => return Ok(true),
-                Ok(false) => {}
+                Ok(false) | Err(WaitError::Interrupted { .. }) => {}
                 Err(WaitError::TimedOut { .. }) => return Ok(condition()),
                 Err(WaitError::Broken(cause)) => return Err(PortError::Broken(cause)),
             }

@@ -265,6 +265,7 @@ impl Edge {
                         target: self.to,
                         waited,
                     },
+                    WaitError::Interrupted { .. } => SendError::Interrupted { target: self.to },
                     WaitError::Broken(cause) => SendError::Broken(cause),
                 })
             }

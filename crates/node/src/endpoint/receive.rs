@@ -277,6 +277,7 @@ impl Endpoint {
             // Another thread closed the endpoint during the wait.
             Ok(Ok(())) => taken.ok_or(ReceiveError::Ended),
             Ok(Err(cause)) | Err(WaitError::Broken(cause)) => Err(ReceiveError::Broken(cause)),
+            Err(WaitError::Interrupted { .. }) => Err(ReceiveError::Interrupted),
             Err(WaitError::TimedOut { waited }) => Err(ReceiveError::TimedOut {
                 endpoint: self.address(),
                 waited,

@@ -202,7 +202,8 @@ impl Inner {
         });
         match ended {
             Ok(result) => result,
-            Err(WaitError::TimedOut { .. }) => {
+            // A message that has begun is sent completely.
+            Err(WaitError::TimedOut { .. } | WaitError::Interrupted { .. }) => {
                 let kept = driver.with(|state, now| {
                     state.engine.continue_in_background(send, payload);
                     state.engine.transmit(now)
@@ -254,6 +255,7 @@ pub(super) fn send_error(blocked: Blocked, target: &Target, length: usize) -> Se
 pub(super) fn wait_error(error: WaitError, target: Address) -> SendError {
     match error {
         WaitError::TimedOut { waited } => SendError::TimedOut { target, waited },
+        WaitError::Interrupted { .. } => SendError::Interrupted { target },
         WaitError::Broken(cause) => SendError::Broken(cause),
     }
 }
