@@ -27,8 +27,8 @@
  * that areas and messages may exceed 2 GiB. One library serves both, even in one program.
  *
  * A call that breaks a rule ends the whole job. The message names the rule, the process, the
- * superstep, and the file and line of the call. Macros with the names of the functions provide
- * file and line, unless BSP_NO_CALL_SITES is defined.
+ * superstep, and the file and line of the call. Macros with the names of the functions (in C++,
+ * objects) provide file and line, unless BSP_NO_CALL_SITES is defined.
  *
  * The thread that called bsp_begin() must make all calls of a process.
  *
@@ -39,6 +39,10 @@
 
 #include <stdarg.h>
 #include <stddef.h>
+#if !defined __cplusplus || __cplusplus >= 201103L
+/* MulticoreBSP's header includes this. */
+#include <stdint.h>
+#endif
 /* Programs written for the Oxford toolset rely on this. */
 #include <stdio.h>
 
@@ -67,6 +71,12 @@ typedef int bsp_size_t;
 #define BSP_PRINTF_(at)
 #define BSP_VPRINTF_(at)
 #define BSP_NORETURN_
+#endif
+
+/* In C++, objects with the names of functions add the position to each call: see below. */
+#if !defined BSP_NO_CALL_SITES && defined __cplusplus && __cplusplus >= 201103L && defined __GNUC__
+#define BSP_CALLABLE_
+namespace bsp_functions_ {
 #endif
 
 #ifdef __cplusplus
@@ -234,9 +244,161 @@ size_t mcbsp_get_safe_checkpoint_frequency(void);
 }
 #endif
 
+#ifdef BSP_CALLABLE_
+}
+
+/* Everything that is not called with a position below. */
+using bsp_functions_::bsp_nprocs;
+using bsp_functions_::bsp_abort;
+using bsp_functions_::bsp_vabort;
+using bsp_functions_::bsp_abort_va;
+using bsp_functions_::bsp_abort_text;
+using bsp_functions_::bsp_fix_argv;
+using bsp_functions_::bsp_dtime;
+using bsp_functions_::bsp_cputime;
+using bsp_functions_::bsp_operator;
+using bsp_functions_::bsp_all;
+using bsp_functions_::bsp_any;
+using bsp_functions_::bsp_sumI;
+using bsp_functions_::bsp_productI;
+using bsp_functions_::bsp_minI;
+using bsp_functions_::bsp_maxI;
+using bsp_functions_::bsp_sumI_prefix;
+using bsp_functions_::bsp_productI_prefix;
+using bsp_functions_::bsp_minI_prefix;
+using bsp_functions_::bsp_maxI_prefix;
+using bsp_functions_::bsp_sumR;
+using bsp_functions_::bsp_productR;
+using bsp_functions_::bsp_minR;
+using bsp_functions_::bsp_maxR;
+using bsp_functions_::bsp_sumR_prefix;
+using bsp_functions_::bsp_productR_prefix;
+using bsp_functions_::bsp_minR_prefix;
+using bsp_functions_::bsp_maxR_prefix;
+using bsp_functions_::bsp_sumD;
+using bsp_functions_::bsp_productD;
+using bsp_functions_::bsp_minD;
+using bsp_functions_::bsp_maxD;
+using bsp_functions_::bsp_sumD_prefix;
+using bsp_functions_::bsp_productD_prefix;
+using bsp_functions_::bsp_minD_prefix;
+using bsp_functions_::bsp_maxD_prefix;
+using bsp_functions_::bsp_call_site;
+using bsp_functions_::bsp_pid_at;
+using bsp_functions_::bsp_time_at;
+using bsp_functions_::bsp_init_cpp;
+using bsp_functions_::bsp_sync_cpp;
+using bsp_functions_::bsp_push_reg_cpp;
+using bsp_functions_::bsp_pop_reg_cpp;
+using bsp_functions_::bsp_put_cpp;
+using bsp_functions_::bsp_hpput_cpp;
+using bsp_functions_::bsp_get_cpp;
+using bsp_functions_::bsp_hpget_cpp;
+using bsp_functions_::bsp_set_tagsize_cpp;
+using bsp_functions_::bsp_send_cpp;
+using bsp_functions_::bsp_qsize_cpp;
+using bsp_functions_::bsp_get_tag_cpp;
+using bsp_functions_::bsp_move_cpp;
+using bsp_functions_::bsp_hpmove_cpp;
+using bsp_functions_::mcbsp_enable_checkpoints;
+using bsp_functions_::mcbsp_disable_checkpoints;
+using bsp_functions_::mcbsp_set_checkpoint_frequency;
+using bsp_functions_::mcbsp_get_checkpoint_frequency;
+using bsp_functions_::mcbsp_set_safe_checkpoint_frequency;
+using bsp_functions_::mcbsp_get_safe_checkpoint_frequency;
+
+/* Any pointer to a function, or lambda: most operators are declared with the type that they combine. */
+struct bsp_any_operator_ {
+    bsp_operator op;
+    template <class Operator> bsp_any_operator_(Operator given) : op((bsp_operator)(given)) {}
+};
+
+/*
+ * Objects that are called like the functions and add the position of the call. They are no macros, so
+ * that methods and functions of other namespaces may have the same names. They convert to pointers to
+ * the functions.
+ */
+namespace bsp_calls_ {
+#define BSP_PLACE_ const char *file = __builtin_FILE(), int line = __builtin_LINE()
+#define BSP_CALL_(type, name, call, ...)                                      \
+    struct name##_call_ {                                                     \
+        typedef decltype(&bsp_functions_::name) pointer;                      \
+        type operator()(__VA_ARGS__) const                                    \
+        {                                                                     \
+            call;                                                             \
+        }                                                                     \
+        operator pointer() const { return &bsp_functions_::name; }            \
+        pointer operator&() const { return &bsp_functions_::name; }           \
+    };                                                                        \
+    static constexpr name##_call_ name = {};
+#define BSP_CALL_AT_(type, name, arguments, ...)                              \
+    BSP_CALL_(type, name, bsp_call_site(file, line); return bsp_functions_::name arguments, \
+              __VA_ARGS__)
+BSP_CALL_AT_(void, bsp_init, (spmd, argc, argv),
+             void (*spmd)(void), int argc, char **argv, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_begin, (maxprocs), bsp_nprocs_t maxprocs, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_end, (), BSP_PLACE_)
+BSP_CALL_(bsp_pid_t, bsp_pid, return bsp_functions_::bsp_pid_at(file, line), BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_sync, (), BSP_PLACE_)
+BSP_CALL_(double, bsp_time, return bsp_functions_::bsp_time_at(file, line), BSP_PLACE_)
+BSP_CALL_AT_(double, bsp_predict, (nprocs, work, h),
+             int nprocs, double work, double h, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_push_reg, (address, size),
+             const void *address, bsp_size_t size, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_pop_reg, (address), const void *address, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_pushregister, (address, size),
+             const void *address, bsp_size_t size, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_popregister, (address), const void *address, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_put, (pid, src, dst, offset, nbytes),
+             bsp_pid_t pid, const void *src, void *dst, bsp_size_t offset, bsp_size_t nbytes, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_hpput, (pid, src, dst, offset, nbytes),
+             bsp_pid_t pid, const void *src, void *dst, bsp_size_t offset, bsp_size_t nbytes, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_get, (pid, src, offset, dst, nbytes),
+             bsp_pid_t pid, const void *src, bsp_size_t offset, void *dst, bsp_size_t nbytes, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_hpget, (pid, src, offset, dst, nbytes),
+             bsp_pid_t pid, const void *src, bsp_size_t offset, void *dst, bsp_size_t nbytes, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_direct_get, (pid, src, offset, dst, nbytes),
+             bsp_pid_t pid, const void *src, bsp_size_t offset, void *dst, bsp_size_t nbytes, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_set_tagsize, (size), bsp_size_t *size, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_set_tag_size, (size), bsp_size_t *size, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_send, (pid, tag, payload, nbytes),
+             bsp_pid_t pid, const void *tag, const void *payload, bsp_size_t nbytes, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_hpsend, (pid, tag, payload, nbytes),
+             bsp_pid_t pid, const void *tag, const void *payload, bsp_size_t nbytes, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_qsize, (messages, bytes),
+             bsp_nprocs_t *messages, bsp_size_t *bytes, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_bsmp_info, (messages, bytes),
+             bsp_nprocs_t *messages, bsp_size_t *bytes, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_get_tag, (status, tag), bsp_size_t *status, void *tag, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_move, (payload, size), void *payload, bsp_size_t size, BSP_PLACE_)
+BSP_CALL_AT_(bsp_size_t, bsp_hpmove, (tag, payload), void **tag, void **payload, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_bcast, (root, src, dst, nbytes),
+             bsp_pid_t root, const void *src, void *dst, bsp_size_t nbytes, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_gather, (root, src, dst, nbytes),
+             bsp_pid_t root, const void *src, void *dst, bsp_size_t nbytes, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_scatter, (root, src, dst, nbytes),
+             bsp_pid_t root, const void *src, void *dst, bsp_size_t nbytes, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_allgather, (src, dst, nbytes),
+             const void *src, void *dst, bsp_size_t nbytes, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_total_exchange, (src, dst, nbytes),
+             const void *src, void *dst, bsp_size_t nbytes, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_reduce, (root, op.op, src, dst, nbytes),
+             bsp_pid_t root, bsp_any_operator_ op, const void *src, void *dst, bsp_size_t nbytes, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_fold, (op.op, src, dst, nbytes),
+             bsp_any_operator_ op, const void *src, void *dst, bsp_size_t nbytes, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_scan, (op.op, src, dst, nbytes),
+             bsp_any_operator_ op, const void *src, void *dst, bsp_size_t nbytes, BSP_PLACE_)
+BSP_CALL_AT_(void, mcbsp_checkpoint, (), BSP_PLACE_)
+#undef BSP_CALL_AT_
+#undef BSP_CALL_
+#undef BSP_PLACE_
+}
+using namespace bsp_calls_;
+#endif
+
 /* A function's name without parentheses still refers to the function. */
-#if !defined BSP_NO_CALL_SITES && \
-    (!defined __STRICT_ANSI__ || (defined __cplusplus && __cplusplus >= 201103L) || \
+#if !defined BSP_NO_CALL_SITES && !defined __cplusplus && \
+    (!defined __STRICT_ANSI__ || \
      (defined __STDC_VERSION__ && __STDC_VERSION__ >= 199901L))
 #define BSP_AT_(call) (bsp_call_site(__FILE__, __LINE__), call)
 #define bsp_init(...) BSP_AT_(bsp_init(__VA_ARGS__))

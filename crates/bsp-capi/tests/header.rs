@@ -188,16 +188,42 @@ const PORTABLE: &str = "#include <bsp.h>\n\
       if (me == 0) puts(\"fine\");\n\
       bsp_end(); return 0; }\n";
 
-/// A C++ program that passes functions of the header as values.
+/// A C++ program that names functions of the header: as values, qualified, and as its own methods.
 const CPP: &str = "#include <bsp.h>\n#include <cstdio>\n#include <vector>\n#include <functional>\n\
+    struct World {\n\
+      void bsp_sync() { ::bsp_sync(); }\n\
+      void bsp_put(int to, double value, double *there) { ::bsp_put(to, &value, there, 0, sizeof value); }\n\
+    };\n\
+    static void add(double *sum, double *left, double *right, bsp_size_t *) { *sum = *left + *right; }\n\
+    static void (*const end)() = bsp_end;\n\
+    static void (*const push)(const void *, bsp_size_t) = &bsp_push_reg;\n\
     int main() {\n\
       bsp_begin(bsp_nprocs());\n\
       std::vector<double> all(bsp_nprocs()); double own = bsp_pid();\n\
       bsp_allgather(&own, all.data(), sizeof own);\n\
       std::function<void()> sync = bsp_sync; sync();\n\
       for (int i = 0; i < bsp_nprocs(); i++) if (all[i] != i) bsp_abort(\"%d\", i);\n\
+      double one = 1, sum = 0, x = 0; bsp_fold(add, &one, &sum, sizeof one);\n\
+      if (sum != bsp_nprocs()) bsp_abort(\"%g\", sum);\n\
+      push(&x, sizeof x); World world; world.bsp_sync();\n\
+      world.bsp_put((bsp_pid() + 1) % bsp_nprocs(), 7, &x); world.bsp_sync();\n\
+      if (x != 7) bsp_abort(\"%g\", x);\n\
       if (bsp_pid() == 0) std::puts(\"fine\");\n\
-      bsp_end(); }\n";
+      end(); }\n";
+
+#[test]
+fn calls_of_cpp_programs_are_reported_with_their_position() {
+    let bench = Bench::new();
+    let source = bench.path().join("wrong.cc");
+    let text = "#include <bsp.h>\nint main() { bsp_begin(bsp_nprocs()); int x = 0;\n\
+        bsp_put(bsp_pid() + 9, &x, &x, 0, 4); bsp_end(); }\n";
+    std::fs::write(&source, text).expect("our own folder");
+    let program = bench.compile_with("c++", "wrong".as_ref(), &source, &["-std=c++11"]);
+    let done = bench.job(&program, 1).run();
+    let messages = done.messages();
+    assert!(messages[0].contains("bsp_put at "), "{done:?}");
+    assert!(messages[0].contains("wrong.cc:3: "), "{done:?}");
+}
 
 /// Programs in the style of 1996, portable programs, and C++ programs.
 #[test]
