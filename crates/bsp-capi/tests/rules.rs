@@ -143,3 +143,20 @@ fn memory_of_ranks_on_the_same_node_is_read_before_the_superstep_ends() {
         "{done:?}"
     );
 }
+
+#[test]
+fn one_rank_reports_a_long_wait_and_none_while_rank_0_may_be_waiting_for_input() {
+    let bench = Bench::new();
+    let program = bench.compile(&source("late.c"), &["-std=gnu11"]);
+    for (argument, log, lines) in [("sleeps", "", 1), ("asks", "", 0), ("sleeps", "off", 0)] {
+        let job = bench.job(&program, 3).argument(argument);
+        let done = job.variable("DIPOLE_WAIT_LOG", log).run();
+        let text = format!("{done:?}");
+        assert_eq!(done.output(), "", "{text}");
+        assert_eq!(
+            text.matches(" has waited ").count(),
+            lines,
+            "{argument}: {text}"
+        );
+    }
+}

@@ -1,6 +1,12 @@
 //! When to log a wait that takes long.
 
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
+
+/// Nothing is logged if this variable is `off`.
+const VARIABLE: &str = "DIPOLE_WAIT_LOG";
+static IS_OFF: LazyLock<bool> =
+    LazyLock::new(|| std::env::var_os(VARIABLE).is_some_and(|value| value == "off"));
 
 const FIRST_LOG_AFTER: Duration = Duration::from_secs(2);
 
@@ -23,7 +29,7 @@ impl SlowWaitLog {
     /// How long the wait has taken, if it should be logged now.
     pub(crate) fn due(&mut self) -> Option<Duration> {
         let waited = self.since.get_or_insert_with(Instant::now).elapsed();
-        self.due_after(waited).then_some(waited)
+        (self.due_after(waited) && !*IS_OFF).then_some(waited)
     }
 
     fn due_after(&mut self, waited: Duration) -> bool {

@@ -311,7 +311,10 @@ fn connect(
                 });
             }
             Err(cause) => {
-                if let Some(waited) = slow_wait.due() {
+                // Rank 0 may be waiting for input.
+                if other > 0
+                    && let Some(waited) = slow_wait.due()
+                {
                     let waited = waited.as_secs();
                     eprintln!(
                         "bsp: rank {rank} has waited {waited} s in bsp_begin for rank {other} at {there}: {cause}"

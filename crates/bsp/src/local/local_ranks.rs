@@ -254,6 +254,19 @@ impl LocalRanks {
         peer.is_some_and(|peer| peer.can_pull)
     }
 
+    /// True if the process of a rank of the node sleeps, as one that waits for input does.
+    pub(crate) fn is_asleep(&self, local_rank: usize) -> bool {
+        let peer = self.local_ranks[local_rank].peer.as_ref();
+        peer.is_some_and(|peer| {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", peer.number));
+            // The state follows the name of the program in parentheses.
+            stat.is_ok_and(|stat| {
+                stat.rsplit_once(") ")
+                    .is_some_and(|(_, rest)| rest.starts_with('S'))
+            })
+        })
+    }
+
     /// Copies memory of another rank of the node.
     ///
     /// # Errors

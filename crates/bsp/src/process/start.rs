@@ -246,7 +246,7 @@ impl<C: Carrier> Process<C> {
                 (participants, terms)
             }
             _ => {
-                let (wanted, terms) = wait_start(&mut carrier, rank, &mut early)?;
+                let (wanted, terms) = wait_start(&mut carrier, &mut early)?;
                 (wanted.clamp(1, size), terms)
             }
         };
@@ -434,14 +434,12 @@ fn release_surplus<C: Carrier>(
 /// Waits for rank 0's decisions. Keeps what other ranks send meanwhile.
 fn wait_start<C: Carrier>(
     carrier: &mut C,
-    rank: u32,
     early: &mut Early<C>,
 ) -> Result<(u32, StartTerms), Failure> {
-    let mut slow_wait = SlowWaitLog::new();
     loop {
         let Some((from, message)) = carrier.receive(CHECK_INTERVAL)? else {
+            // Not logged: rank 0 may be waiting for input.
             carrier.check(&[0])?;
-            log_slow_start(rank, &mut slow_wait, &[0]);
             continue;
         };
         match Head::decode(&message) {

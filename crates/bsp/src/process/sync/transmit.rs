@@ -117,9 +117,12 @@ impl<C: Carrier> Process<C> {
                 shared.ranks().check_abort()?;
             }
             self.carrier()?.check(&awaited)?;
-            self.log_slow_wait(slow_wait.get_or_insert_with(SlowWaitLog::new), || {
-                rank_list(&awaited)
-            });
+            // One rank reports the wait for all.
+            if self.rank == u32::from(awaited == [0]) {
+                self.log_slow_wait(slow_wait.get_or_insert_with(SlowWaitLog::new), || {
+                    Some(rank_list(&awaited))
+                });
+            }
         }
     }
 

@@ -71,10 +71,16 @@ impl<C: Carrier> Process<C> {
             if ranks.sleep(event.local_rank, event.phase, event.epoch, timeout)? {
                 return Ok(());
             }
-            let rank = ranks.rank(event.local_rank);
-            self.log_slow_wait(&mut slow_wait, || {
-                awaited.map_or_else(|| rank_list(&[rank]), ToOwned::to_owned)
-            });
+            // One rank of a node reports the wait for all; its leader those for other nodes.
+            let local_rank = event.local_rank;
+            if ranks.own() == usize::from(local_rank == 0) && awaited.is_none() {
+                let rank = ranks.rank(local_rank);
+                self.log_slow_wait(&mut slow_wait, || {
+                    // Rank 0 may be waiting for input.
+                    let is_prompt = rank == 0 && ranks.is_asleep(local_rank);
+                    (!is_prompt).then(|| rank_list(&[rank]))
+                });
+            }
         }
     }
 
@@ -93,20 +99,21 @@ impl<C: Carrier> Process<C> {
         })
     }
 
-    /// Logs what this rank waits for, if that has taken long.
+    /// Logs what this rank waits for, if that has taken long and is worth reporting.
     pub(super) fn log_slow_wait(
         &self,
         slow_wait: &mut SlowWaitLog,
-        awaited: impl FnOnce() -> String,
+        awaited: impl FnOnce() -> Option<String>,
     ) {
-        if let Some(waited) = slow_wait.due() {
+        if let Some(waited) = slow_wait.due()
+            && let Some(awaited) = awaited()
+        {
             let (rank, call, waited) = (self.rank, self.call, waited.as_secs());
             // Supersteps before the program's first one belong to bsp_begin.
             let superstep = match self.superstep().cast_signed() {
                 ..0 => String::new(),
                 superstep => format!(", superstep {superstep}"),
             };
-            let awaited = awaited();
             eprintln!("bsp: rank {rank}{superstep}: {call} has waited {waited} s for {awaited}");
         }
     }
