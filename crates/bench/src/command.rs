@@ -202,9 +202,18 @@ fn share(text: &str) -> Result<f64, String> {
 /// # Errors
 /// It is not a number from 1 to 1 GiB.
 pub fn size(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(bytes) if (1..=1 << 30).contains(&bytes) => Ok(bytes),
-        _ => Err("expected 1 byte to 1 GiB".to_owned()),
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let factor = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        _ => return Err("expected a number, or one with K, M or G (KiB, MiB, GiB)".to_owned()),
+    };
+    let bytes = (digits.parse().ok()).and_then(|number: usize| number.checked_mul(factor));
+    match bytes {
+        Some(bytes) if (1..=1 << 30).contains(&bytes) => Ok(bytes),
+        _ => Err("expected 1 byte to 1 GiB, for example 64K or 1MiB".to_owned()),
     }
 }
 

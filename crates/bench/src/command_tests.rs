@@ -189,3 +189,13 @@ fn impossible_command_lines_are_rejected_with_the_option() {
         assert!(message.contains(expected), "{line}: {message}");
     }
 }
+
+#[test]
+fn a_size_may_have_a_unit() {
+    for (text, bytes) in [("1", 1), ("64K", 65536), ("1MiB", 1 << 20), ("1g", 1 << 30)] {
+        assert_eq!(size(text), Ok(bytes), "{text}");
+    }
+    for wrong in ["", "0", "K", "2G", "64X", "-1", "99999999999999999999G"] {
+        assert!(size(wrong).is_err(), "{wrong}");
+    }
+}
