@@ -18,11 +18,11 @@ mod sockets;
 mod top;
 mod trace;
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use output::{Failure, Output};
+use output::{Failure, Output, has_colours};
 use tracing_subscriber::EnvFilter;
 
 /// Low-latency messages over ordinary networks.
@@ -107,7 +107,7 @@ fn main() -> ExitCode {
         Err(asked) if !asked.use_stderr() => {
             let mut out = Output::new(std::io::stdout());
             let text = asked.render();
-            let printed = match std::io::stdout().is_terminal() {
+            let printed = match has_colours(&std::io::stdout()) {
                 true => write!(out, "{}", text.ansi()),
                 false => write!(out, "{text}"),
             };
@@ -121,7 +121,7 @@ fn main() -> ExitCode {
         }
         Err(wrong) => {
             let text = wrong.render();
-            let text = match std::io::stderr().is_terminal() {
+            let text = match has_colours(&std::io::stderr()) {
                 true => plain(&text.ansi().to_string()),
                 false => plain(&text.to_string()),
             };
@@ -154,10 +154,10 @@ fn main() -> ExitCode {
     } else if !is_asked && !arguments.command.is_agent() {
         // Log lines appear among the messages of a command.
         log.without_time()
-            .with_ansi(std::io::stderr().is_terminal())
+            .with_ansi(has_colours(&std::io::stderr()))
             .init();
     } else {
-        log.with_ansi(std::io::stderr().is_terminal()).init();
+        log.with_ansi(has_colours(&std::io::stderr())).init();
     }
     let mut out = Output::new(std::io::stdout());
     let command = matches.subcommand_name().unwrap_or_default();

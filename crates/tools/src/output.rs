@@ -1,7 +1,8 @@
 //! Standard output: how results are printed, and how failures of a command are reported.
 
 use std::error::Error;
-use std::io::{self, Write};
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
@@ -16,6 +17,17 @@ pub(crate) fn table(headings: impl Into<Row>) -> Table {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED).set_header(headings);
     table
+}
+
+/// True if a stream is a terminal that shows colours, unless `NO_COLOR` is set.
+pub(crate) fn has_colours(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && allows_colours(|name| std::env::var_os(name))
+}
+
+fn allows_colours(variable: impl Fn(&str) -> Option<OsString>) -> bool {
+    let is_refused = variable("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let is_dumb = variable("TERM").is_some_and(|name| name == "dumb");
+    !is_refused && !is_dumb
 }
 
 /// A value as one line of JSON, without its line break.
@@ -126,6 +138,20 @@ mod tests {
         let done = writeln!(out, "a table").map(|()| ExitCode::SUCCESS);
         let status = out.report("graph", done.map_err(Failure::from), as_json, &mut errors);
         (status, String::from_utf8(errors).unwrap())
+    }
+
+    #[test]
+    fn colours_are_shown_unless_a_variable_refuses_them() {
+        let allowed = |set: &[(&str, &str)]| {
+            allows_colours(|name| {
+                let found = set.iter().find(|(known, _)| *known == name);
+                found.map(|(_, value)| OsString::from(value))
+            })
+        };
+        assert!(allowed(&[]));
+        assert!(allowed(&[("NO_COLOR", ""), ("TERM", "xterm")]));
+        assert!(!allowed(&[("NO_COLOR", "1")]));
+        assert!(!allowed(&[("TERM", "dumb")]));
     }
 
     #[test]

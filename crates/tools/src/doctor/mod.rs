@@ -24,7 +24,7 @@ mod peer;
 mod setup;
 mod verdict;
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -85,6 +85,7 @@ pub(crate) fn execute(
     if !findings.iter().any(|one| one.name == setup::CLUSTER_KEY) {
         findings.extend(setup::cluster_key(&config));
     }
+    findings.extend(setup::unknown_variables());
     findings.extend(kernel::examine());
     findings.extend(limits::examine());
     findings.extend(memory::examine(&config));
@@ -98,7 +99,7 @@ pub(crate) fn execute(
             writeln!(out, "{}", crate::output::json(finding))?;
         }
     } else {
-        let colours = std::io::stdout().is_terminal();
+        let colours = crate::output::has_colours(&std::io::stdout());
         writeln!(
             out,
             "{}",

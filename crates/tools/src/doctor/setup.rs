@@ -55,6 +55,25 @@ pub(super) fn configure(file: Option<PathBuf>, node: Option<NodeId>) -> (Config,
 
 pub(super) const CLUSTER_KEY: &str = "cluster key";
 
+/// The document that lists all variables.
+const VARIABLES: &str = include_str!("../../../../docs/reference/environment.md");
+
+/// Variables that no program of Dipole reads, such as a misspelt one.
+pub(super) fn unknown_variables() -> Option<Finding> {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let mut unknown: Vec<String> = names
+        .filter(|name| name.starts_with("DIPOLE_") && !VARIABLES.contains(&format!("`{name}`")))
+        .collect();
+    unknown.sort_unstable();
+    (!unknown.is_empty()).then(|| {
+        Finding::slow(
+            "variables",
+            format!("no program of Dipole reads {}", unknown.join(", ")),
+            "correct the name, or unset it; docs/reference/environment.md lists all variables",
+        )
+    })
+}
+
 /// Checks whether a cluster key separates members from strangers; nothing for a single node.
 pub(super) fn cluster_key(config: &Config) -> Option<Finding> {
     let file = environment::variable(variables::KEY);

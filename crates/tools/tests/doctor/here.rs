@@ -98,6 +98,23 @@ fn a_single_machine_is_healthy() {
 }
 
 #[test]
+fn a_variable_that_no_program_reads_is_named() {
+    let place = Place::new();
+    let mut command = place.command(DIPOLE);
+    let report = Report::of(
+        command
+            .env("DIPOLE_LNK", "shm")
+            .args(["--json", "doctor", "--timeout", "0.5"]),
+    );
+    report.expect(
+        "variables",
+        "this machine",
+        "slow",
+        &["DIPOLE_LNK", "environment.md"],
+    );
+}
+
+#[test]
 fn healthy_closed_and_wrong_nodes_on_loopback_are_distinguished() {
     let place = Place::new();
     let [one, two, three] = free_ports();
