@@ -25,8 +25,6 @@ const SPIN_SYSCALLS: u32 = 8;
 const MEMORY_POLLS: u32 = 64;
 /// Such rounds (about 0.3 us each) between two full steps.
 const MEMORY_ROUNDS: u32 = 8;
-/// Spin time while other threads want this core, one of which may be the sender.
-const CONTENDED_SPIN_NS: u64 = 2_000;
 /// Checks whether other threads still want the lock before the spinning thread takes it again.
 const MAX_CONTENDER_CHECKS: u32 = 1000;
 /// Interval of [`Stepper::tick`].
@@ -269,6 +267,7 @@ impl<S: Stepper> Driver<S> {
         let mut waiter = None;
         let wait = Wait { until, keys, what };
         let (mut state, now, result) = self.wait_on(state, now, &wait, &mut waiter, condition);
+        self.contention.on_waited(waiter.is_some());
         if let Some(id) = waiter {
             state.waiters.leave(id);
             let recording = !state.waiters.is_empty();
@@ -380,7 +379,7 @@ impl<S: Stepper> Driver<S> {
         let mut rounds = 0_u32;
         loop {
             let round_began = now;
-            let spin_ns = self.limit_spin(full_spin_ns, now);
+            let spin_ns = self.contention.limit_spin(full_spin_ns, now);
             let mut spinning = now.since(spinning_since) < spin_ns;
             let polled = match spinning {
                 true => self.spin_once(&mut state, &mut now, &mut condition, rounds),
@@ -441,15 +440,6 @@ impl<S: Stepper> Driver<S> {
                 }
             }
             now = self.clock.now();
-        }
-    }
-
-    /// Shortens spinning while other threads want the core.
-    #[inline]
-    fn limit_spin(&self, spin_ns: u64, now: Instant) -> u64 {
-        match self.contention.is_recent(now) {
-            true => spin_ns.min(CONTENDED_SPIN_NS),
-            false => spin_ns,
         }
     }
 

@@ -101,11 +101,12 @@ fn a_single_machine_is_healthy() {
 fn a_variable_that_no_program_reads_is_named() {
     let place = Place::new();
     let mut command = place.command(DIPOLE);
-    let report = Report::of(
-        command
-            .env("DIPOLE_LNK", "shm")
-            .args(["--json", "doctor", "--timeout", "0.5"]),
-    );
+    let report =
+        Report::of(
+            command
+                .env("DIPOLE_LNK", "shm")
+                .args(["--json", "doctor", "--timeout", "0.5"]),
+        );
     report.expect(
         "variables",
         "this machine",
