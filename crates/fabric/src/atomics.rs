@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use dipole_node::{ActivePort, EndpointId, Node, OpenError, RegionMemory, Rights};
+use dipole_node::{ActivePort, EndpointId, Node, OpenError, RegionMemory, Rights, SendError};
 use rustc_hash::FxHashMap;
 
 use crate::abi::errno::{FI_EACCES, FI_EINVAL, FI_ENOKEY};
@@ -84,8 +84,11 @@ impl Atomics {
             let reply = Head::control(Kind::AtomicReply, head.tag, failure);
             let mut bytes = reply.encode().to_vec();
             bytes.extend_from_slice(&before);
-            // If the requester is gone, it does not need the reply.
-            let _gone = port.reply(&message, &bytes);
+            // If the requester is gone, it does not need the reply. One that takes no replies is waited
+            // for, since it waits for this one.
+            if let Err(SendError::Full { .. }) = port.reply(&message, &bytes) {
+                let _gone = port.send_to(message.source(), &bytes);
+            }
         })
     }
 }

@@ -151,18 +151,6 @@ impl HookError {
             missing,
         }
     }
-
-    /// True if the kernel is too old for this step.
-    #[must_use]
-    pub fn is_unknown_to_kernel(&self) -> bool {
-        match self {
-            // The log is empty unless the kernel has parsed the program.
-            Self::Refused { cause, log, .. } => {
-                log.is_empty() && cause.raw_os_error() == Some(libc::EINVAL)
-            }
-            _ => false,
-        }
-    }
 }
 
 /// The needed capabilities that this thread does not have.
