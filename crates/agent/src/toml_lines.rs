@@ -13,6 +13,6 @@ pub(super) fn parsed<T: DeserializeOwned>(text: &str) -> Result<T, (usize, Strin
     toml::from_str(text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
         let why = error.message().trim().replace('\n', ", ");
-        (line_at(text, at), why)
+        (line_at(text, at), dipole_naming::lines::printable(&why))
     })
 }

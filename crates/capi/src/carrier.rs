@@ -11,14 +11,13 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use dipole_node::{Address, ReceiveError, SendError};
+use dipole_node::{Address, Endpoint, ReceiveError, SendError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt,
 };
 
-use crate::handle::Handle;
 use crate::per_process::lock;
 
 /// Requested send buffer; the kernel doubles it, and limits it to `net.core.wmem_max`.
@@ -30,6 +29,14 @@ const MAX_WRITE_BYTES: usize = 2 * BUFFER_BYTES;
 const PIECE_BYTES: usize = 128 << 10;
 /// How often a send that waits for room checks whether the endpoint is being closed.
 const CHECK: Duration = Duration::from_millis(200);
+
+/// The owner of an endpoint whose messages are carried.
+pub(crate) trait Owner: Send + Sync + 'static {
+    fn endpoint(&self) -> &Endpoint;
+
+    /// How long closing waits until everything written has left.
+    fn linger(&self) -> Duration;
+}
 
 /// The threads of a descriptor.
 #[derive(Debug)]
@@ -51,7 +58,7 @@ pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 
 impl Carrier {
     /// Starts to move messages between `own` and the endpoint.
-    pub(crate) fn start(handle: &Arc<Handle>, own: OwnedFd) -> io::Result<Carrier> {
+    pub(crate) fn start<O: Owner>(owner: &Arc<O>, own: OwnedFd) -> io::Result<Carrier> {
         let own = Arc::new(own);
         let closing = Arc::new(AtomicBool::new(false));
         let carrier = Carrier {
@@ -59,10 +66,10 @@ impl Carrier {
             closing: Arc::clone(&closing),
             threads: Mutex::default(),
         };
-        let (handle_in, own_in) = (Arc::clone(handle), Arc::clone(&own));
-        carrier.spawn(move || deliver(&handle_in, &own_in))?;
-        let handle = Arc::clone(handle);
-        carrier.spawn(move || collect(&handle, &own, &closing))?;
+        let (owner_in, own_in) = (Arc::clone(owner), Arc::clone(&own));
+        carrier.spawn(move || deliver(owner_in.endpoint(), &own_in))?;
+        let owner = Arc::clone(owner);
+        carrier.spawn(move || collect(&*owner, &own, &closing))?;
         Ok(carrier)
     }
 
@@ -102,7 +109,7 @@ fn ignore(done: rustix::io::Result<()>) {
 }
 
 /// Sends what the program writes, until it has closed all copies of the descriptor.
-fn collect(handle: &Handle, own: &OwnedFd, closing: &AtomicBool) {
+fn collect(owner: &impl Owner, own: &OwnedFd, closing: &AtomicBool) {
     let mut buffer = vec![0; MAX_WRITE_BYTES];
     loop {
         let length = match rustix::net::recv(own, &mut buffer[..], RecvFlags::empty()) {
@@ -114,10 +121,10 @@ fn collect(handle: &Handle, own: &OwnedFd, closing: &AtomicBool) {
         if length == 0 && closing.load(Ordering::Relaxed) {
             break;
         }
-        if let Err(error) = send(handle, &buffer[..length], closing) {
+        if let Err(error) = send(owner, &buffer[..length], closing) {
             tracing::warn!(
                 "write to the descriptor of {}: {error}",
-                handle.endpoint.address()
+                owner.endpoint().address()
             );
             // Further writes fail with EPIPE, as on a pipe whose reader is gone.
             ignore(rustix::net::shutdown(own, Shutdown::Read));
@@ -125,7 +132,7 @@ fn collect(handle: &Handle, own: &OwnedFd, closing: &AtomicBool) {
         }
     }
     if !closing.load(Ordering::Relaxed) {
-        handle.endpoint.end();
+        owner.endpoint().end();
     }
 }
 
@@ -137,16 +144,16 @@ fn is_hung_up(own: &OwnedFd) -> bool {
 }
 
 /// Sends a message to all targets that are left.
-fn send(handle: &Handle, message: &[u8], closing: &AtomicBool) -> Result<(), SendError> {
+fn send(owner: &impl Owner, message: &[u8], closing: &AtomicBool) -> Result<(), SendError> {
     let mut lost: Vec<Address> = Vec::new();
     let mut give_up_at = None;
     loop {
-        match handle.endpoint.send_timeout(message, CHECK) {
+        match owner.endpoint().send_timeout(message, CHECK) {
             Err(SendError::TimedOut { target, waited }) => {
                 if !closing.load(Ordering::Relaxed) {
                     continue;
                 }
-                let until = *give_up_at.get_or_insert_with(|| Instant::now() + handle.linger);
+                let until = *give_up_at.get_or_insert_with(|| Instant::now() + owner.linger());
                 if Instant::now() >= until {
                     return Err(SendError::TimedOut { target, waited });
                 }
@@ -163,15 +170,15 @@ fn send(handle: &Handle, message: &[u8], closing: &AtomicBool) -> Result<(), Sen
 }
 
 /// Makes the endpoint's messages readable at the descriptor.
-fn deliver(handle: &Handle, own: &OwnedFd) {
+fn deliver(endpoint: &Endpoint, own: &OwnedFd) {
     loop {
-        let message = match handle.endpoint.receive() {
+        let message = match endpoint.receive() {
             Ok(message) => message,
             Err(ReceiveError::Ended) => break,
             Err(error) => {
                 tracing::warn!(
                     "read from the descriptor of {}: {error}",
-                    handle.endpoint.address()
+                    endpoint.address()
                 );
                 break;
             }

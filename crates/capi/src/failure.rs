@@ -443,6 +443,7 @@ fn group_errno(error: &GroupError) -> c_int {
 fn target_errno(error: &TargetError) -> c_int {
     match error {
         TargetError::Unresolved { .. } => libc::EHOSTUNREACH,
+        TargetError::Shortage { cause, .. } => cause.raw_os_error().unwrap_or(libc::EAGAIN),
         TargetError::TimedOut { .. } => libc::ETIMEDOUT,
         TargetError::PeerGone { .. } => libc::ECONNRESET,
         TargetError::OtherUser { .. } => libc::EACCES,

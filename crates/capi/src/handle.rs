@@ -17,7 +17,7 @@ use std::time::Duration;
 use dipole_node::{Address, Endpoint, Message};
 use dipole_trace::waits::WaitRecorder;
 
-use crate::carrier::Carrier;
+use crate::carrier::{Carrier, Owner};
 use crate::failure::Failure;
 use crate::ffi;
 use crate::per_process::{Instance, PerProcess, generation, lock};
@@ -89,6 +89,16 @@ impl Targets {
     #[inline]
     pub(crate) fn are_several(&self) -> bool {
         self.several.load(Ordering::Relaxed)
+    }
+}
+
+impl Owner for Handle {
+    fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    fn linger(&self) -> Duration {
+        self.linger
     }
 }
 

@@ -9,20 +9,71 @@ use dipole_proto::Instant;
 use super::progress::{CallerKind, LONG_NAP, LONG_SLEEP_NS, NAP, STUCK_WORK_NS, ThreadActivity};
 use super::schedule::{Driver, State, unlock};
 use super::stepper::Stepper;
-use super::sync::{Arc, MutexGuard, Sleeper, sleep};
-use crate::timeout::WaitError;
+use super::sync::{Arc, MutexGuard, Sleeper, Waker, sleep};
+
+/// A sleeper that is made when descriptors for it are available.
+#[derive(Default)]
+struct LazySleeper {
+    sleeper: Option<Sleeper>,
+    failures: Failures,
+}
+
+impl LazySleeper {
+    fn waker(&self) -> Option<Waker> {
+        self.sleeper.as_ref().map(Sleeper::waker)
+    }
+
+    /// The sleeper; `None` if there are no descriptors for one now.
+    fn get<S: Stepper>(&mut self, state: &mut State<S>) -> Option<&Sleeper> {
+        if self.sleeper.is_none() {
+            let made = state
+                .stepper
+                .sleeper()
+                .map(|made| self.sleeper = Some(made));
+            if self.failures.is_ok("sleep", made) {
+                state.progress.waker = self.waker();
+            }
+        }
+        self.sleeper.as_ref()
+    }
+}
+
+/// Failure of the progress thread, logged once until the same action succeeds.
+#[derive(Default)]
+struct Failures {
+    failing: Option<&'static str>,
+}
+
+impl Failures {
+    fn is_ok(&mut self, doing: &'static str, done: io::Result<()>) -> bool {
+        match done {
+            Ok(()) => {
+                if self.failing.take_if(|failing| *failing == doing).is_some() {
+                    tracing::info!("the progress thread can {doing} again");
+                }
+                true
+            }
+            Err(cause) => {
+                if self.failing.replace(doing) != Some(doing) {
+                    tracing::warn!("the progress thread cannot {doing} and tries again: {cause}");
+                }
+                false
+            }
+        }
+    }
+}
 
 impl<S: Stepper> Driver<S> {
     /// Body of a progress thread: steps until [`stop`](Self::stop). One of them steps at a time;
     /// it runs work if another can take over stepping, or if it is the only one. `more` starts
     /// another progress thread; it is called while work is pending and all handlers are stuck.
     ///
-    /// # Errors
-    /// Only when the link is broken.
-    pub fn serve(&self, more: Option<&dyn Fn()>) -> Result<(), WaitError> {
+    /// A shortage never ends the thread: without descriptors for a sleeper it naps instead, and a
+    /// step that fails is repeated.
+    pub fn serve(&self, more: Option<&dyn Fn()>) {
         let mut state = self.lock();
-        let sleeper = state.stepper.sleeper().map_err(WaitError::Broken)?;
         state.progress.threads += 1;
+        let mut sleeper = LazySleeper::default();
         loop {
             while state.progress.has_stepper && !state.progress.stop {
                 state.progress.standby += 1;
@@ -32,15 +83,13 @@ impl<S: Stepper> Driver<S> {
                 state.progress.standby -= 1;
             }
             if state.progress.stop {
-                return Ok(());
+                return;
             }
             state.progress.has_stepper = true;
-            state.progress.waker = Some(sleeper.waker());
-            let stepped;
-            (state, stepped) = self.serve_until_work(state, &sleeper, more);
+            state.progress.waker = sleeper.waker();
+            state = self.serve_until_work(state, &mut sleeper, more);
             state.progress.has_stepper = false;
             state.progress.vacant.notify_one();
-            stepped.map_err(WaitError::Broken)?;
             let mut worked = true;
             while worked {
                 (state, worked) = self.run_work(state, None, CallerKind::Otherwise, &mut || ());
@@ -52,9 +101,9 @@ impl<S: Stepper> Driver<S> {
     fn serve_until_work<'a>(
         &'a self,
         mut state: MutexGuard<'a, State<S>>,
-        sleeper: &Sleeper,
+        sleeper: &mut LazySleeper,
         more: Option<&dyn Fn()>,
-    ) -> (MutexGuard<'a, State<S>>, io::Result<()>) {
+    ) -> MutexGuard<'a, State<S>> {
         let mut calls = state.calls;
         while !state.progress.stop {
             // Waiting threads may have left work behind.
@@ -66,8 +115,10 @@ impl<S: Stepper> Driver<S> {
                 state = self.nap(state, now);
                 continue;
             }
-            if let Err(cause) = state.stepper.step(now, true) {
-                return (state, Err(cause));
+            let stepped = state.stepper.step(now, true);
+            if !sleeper.failures.is_ok("step", stepped.map(|_| ())) {
+                state = self.nap(state, now);
+                continue;
             }
             state.last = now;
             self.tick_if_due(&mut state, now);
@@ -88,10 +139,13 @@ impl<S: Stepper> Driver<S> {
             }
             // Waking up for packets that calling threads will find anyway would slow them down.
             let others_call = std::mem::replace(&mut calls, state.calls) != state.calls;
-            if others_call && !state.is_polled() {
+            let Some(sleeper) = sleeper
+                .get(&mut state)
+                .filter(|_| !others_call || state.is_polled())
+            else {
                 state = self.nap(state, now);
                 continue;
-            }
+            };
             if !state.stepper.arm() {
                 self.rearm(&mut state);
                 self.publish(&mut state, now);
@@ -111,10 +165,11 @@ impl<S: Stepper> Driver<S> {
             state.progress.activity = ThreadActivity::Running;
             self.disarm(&mut state, now);
             if let Err(cause) = slept {
-                return (state, Err(cause));
+                tracing::warn!("the progress thread cannot sleep: {cause}");
+                state = self.nap(state, now);
             }
         }
-        (state, Ok(()))
+        state
     }
 
     /// Naps or parks while other threads step.

@@ -1,10 +1,17 @@
 //! Information about each peer, even after it has gone.
 
+use std::collections::VecDeque;
+
 use dipole_proto::{PathChange, PeerId};
+use rustc_hash::FxHashMap;
 
 use super::departures::{Departure, Departures};
 use crate::address::NodeId;
 use crate::gone::GoneReason;
+
+/// Limit of peers whose end is remembered after another peer got their index. A program that keeps
+/// edges to more peers than that gets an error without a reason for the oldest.
+const MAX_PAST: usize = 65_536;
 
 #[derive(Debug)]
 struct PeerState {
@@ -21,6 +28,10 @@ struct PeerState {
 pub(super) struct Peers {
     /// By [`PeerId::index`]; the latest peer with that index.
     states: Vec<Option<PeerState>>,
+    /// Earlier peers with those indices. Edges to them still report how they left.
+    past: FxHashMap<PeerId, PeerState>,
+    /// Keys of `past`, oldest first.
+    past_order: VecDeque<PeerId>,
     departures: Departures,
     /// Peers that owe an answer and are silent.
     suspects: Vec<PeerId>,
@@ -42,7 +53,19 @@ impl Peers {
             self.states.resize_with(index + 1, || None);
         }
         let slot = &mut self.states[index];
-        slot.take_if(|state| state.id != id);
+        if let Some(replaced) = slot.take_if(|state| state.id != id) {
+            self.past_order.push_back(replaced.id);
+            self.past.insert(replaced.id, replaced);
+            if self.past_order.len() > MAX_PAST
+                && let Some(oldest) = self.past_order.pop_front()
+            {
+                self.past.remove(&oldest);
+            }
+        }
+        // Ids are random and may come again.
+        if self.past.remove(&id).is_some() {
+            self.past_order.retain(|past| *past != id);
+        }
         slot.get_or_insert(PeerState {
             id,
             node: 0,
@@ -53,8 +76,11 @@ impl Peers {
     }
 
     fn get(&self, id: PeerId) -> Option<&PeerState> {
-        let state = self.states.get(id.index())?.as_ref()?;
-        (state.id == id).then_some(state)
+        let latest = self.states.get(id.index())?.as_ref()?;
+        match latest.id == id {
+            true => Some(latest),
+            false => self.past.get(&id),
+        }
     }
 
     /// Stores a peer's identity from its handshake.
@@ -142,5 +168,36 @@ impl Peers {
     #[inline]
     pub(super) fn take_path_changes(&mut self) -> Vec<(PeerId, PathChange)> {
         std::mem::take(&mut self.path_changes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dipole_proto::Machine;
+
+    #[test]
+    fn a_peer_is_remembered_after_another_has_taken_its_index() {
+        let mut machine = Machine::new(dipole_proto::Config::default(), 1, [2, 3], &[]);
+        let mut peers = Peers::default();
+        let mut gone = Vec::new();
+        for round in 0..64 {
+            let id = machine.open_pipe(machine.greeting()).expect("room");
+            peers.begin(id);
+            peers.connected(id, 7, round);
+            peers.left(id, GoneReason::Died);
+            if round % 2 == 1 {
+                peers.set_unacknowledged(id);
+            }
+            machine.close_pipe(id, dipole_proto::GoneReason::Died);
+            gone.push(id);
+        }
+        let shared = gone.iter().filter(|id| id.index() == gone[0].index());
+        assert!(shared.count() > 1, "indices are used again");
+        for (round, id) in gone.iter().enumerate() {
+            assert_eq!(peers.acknowledged_before_leaving(*id), round % 2 == 0);
+            assert_eq!(peers.gone_reason(*id), Some(GoneReason::Died));
+            assert_eq!(peers.incarnation(*id), round as u64);
+        }
     }
 }

@@ -59,7 +59,7 @@ pub(crate) fn read<T: DeserializeOwned>(
     link: &str,
 ) -> Result<Option<T>, ProfileError> {
     let file = file_in(directory, link);
-    let text = match std::fs::read_to_string(&file) {
+    let text = match dipole_naming::files::read_text(&file) {
         Ok(text) => text,
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(cause) => {

@@ -200,6 +200,12 @@ impl Hosts {
             .ok()
     }
 
+    /// True if the nodes come from a file that is read again when a node cannot be found.
+    #[must_use]
+    pub fn is_followed(&self) -> bool {
+        self.source.is_some()
+    }
+
     /// True if the agent writes the file.
     #[must_use]
     pub fn is_from_agent(&self) -> bool {
@@ -396,11 +402,19 @@ fn parse_line(mut line: Line<'_>, resolve: Resolve<'_>) -> Result<Host, Fault> {
     Ok(host)
 }
 
+/// Its meaning depends on the interface of the machine that reads it.
+const LINK_LOCAL: &str = "an address that is the same on all nodes, not a link-local one (fe80::) or \
+                          one with a scope; give the interfaces addresses such as fd00::1";
 const ADDRESS: &str = "an IPv4 or IPv6 address such as 10.0.0.1 or fd00::1";
 
 fn parse_address(text: &str) -> Result<IpAddr, Fault> {
     const ONE: &str = "the address of one host, neither unspecified nor multicast";
-    let address: IpAddr = text.parse().map_err(|_| Fault::new(text, ADDRESS))?;
+    let (plain, scope) = text.split_once('%').unwrap_or((text, ""));
+    let address: IpAddr = plain.parse().map_err(|_| Fault::new(text, ADDRESS))?;
+    let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    if !scope.is_empty() || is_link_local {
+        return Err(Fault::new(text, LINK_LOCAL));
+    }
     match address.is_unspecified() || address.is_multicast() {
         true => Err(Fault::new(text, ONE)),
         false => Ok(address),
@@ -481,6 +495,8 @@ mod tests {
             ),
             ("1 0.0.0.0", "expected the address of one host"),
             ("1 ff02::1", "expected the address of one host"),
+            ("1 fe80::1", "not a link-local one"),
+            ("1 fe80::1%eth0", "not a link-local one"),
             (
                 "1 10.0.0.1 port=0",
                 "found `port=0`, expected port=N with N from 1 to 65535",

@@ -15,9 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use blake3::Hash;
-use rustix::fs::OFlags;
 
-use crate::environment;
+use crate::{environment, files};
 pub use ring::Role;
 use ring::{Ring, Secret, Secrets};
 
@@ -203,19 +202,14 @@ impl ClusterKey {
             doing: "reading",
             cause,
         };
-        // Opened first, so that the checked file is the one that is read; without blocking on a
-        // pipe.
-        let opened = OpenOptions::new()
-            .read(true)
-            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
-            .open(file)
-            .map_err(system)?;
-        let facts = opened.metadata().map_err(system)?;
-        if !facts.is_file() {
-            return Err(KeyError::Content {
+        // Opened first, so that the checked file is the one that is read.
+        let opened = files::open(file).map_err(|cause| match cause.kind() {
+            io::ErrorKind::InvalidInput => KeyError::Content {
                 file: file.to_owned(),
-            });
-        }
+            },
+            _ => system(cause),
+        })?;
+        let facts = opened.metadata().map_err(system)?;
         let mode = facts.mode() & 0o7777;
         if mode & 0o077 != 0 {
             return Err(KeyError::Open {

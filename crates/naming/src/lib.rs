@@ -2,7 +2,8 @@
 //!
 //! [`address`] has the two numbers that name an endpoint, [`hosts`] the nodes and their IP
 //! addresses, [`key`] the secret that the members share, [`job`] what a launcher passes to a
-//! process, and [`limits`] the limits of a user. [`lines`] parses configuration files. [`registry`]
+//! process, and [`limits`] the limits of a user. [`files`] opens and
+//! [`lines`] parses configuration files. [`registry`]
 //! records which process of this node owns which endpoint, and queries other nodes for theirs;
 //! [`liveness`] queries whether a silent process still runs. [`envelope`] is the format of their
 //! packets. Messages between endpoints do not pass here.
@@ -12,6 +13,7 @@
 pub mod address;
 pub mod envelope;
 pub mod environment;
+pub mod files;
 pub mod hosts;
 pub mod job;
 pub mod key;

@@ -4,14 +4,12 @@
 //! into such a line and read back, so a value can never add a line.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::ops::{Deref, RangeInclusive};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Longer files are rejected.
-const MAX_BYTES: u64 = 16 << 20;
+use crate::files;
 
 /// Why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +76,20 @@ pub fn excerpt(text: &str) -> String {
         .collect()
 }
 
+/// A text without control characters, which could move a terminal's cursor or change its state:
+/// they are escaped, except line breaks.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    let mut printable = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c.is_control() && c != '\n' {
+            true => printable.extend(c.escape_debug()),
+            false => printable.push(c),
+        }
+    }
+    printable
+}
+
 /// A text that fits in a line: not empty, without white space, control characters and `#`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Word(String);
@@ -110,16 +122,7 @@ impl fmt::Display for Word {
 /// # Errors
 /// [`FileError::Unreadable`].
 pub fn read(what: &'static str, file: &Path) -> Result<String, FileError> {
-    let mut text = String::new();
-    let read =
-        File::open(file).and_then(|opened| opened.take(MAX_BYTES + 1).read_to_string(&mut text));
-    let too_long = || io::Error::other(format!("longer than {MAX_BYTES} bytes"));
-    match read {
-        Ok(length) if length as u64 <= MAX_BYTES => Ok(text),
-        Ok(_) => Err(too_long()),
-        Err(cause) => Err(cause),
-    }
-    .map_err(|cause| FileError::Unreadable {
+    files::read_text(file).map_err(|cause| FileError::Unreadable {
         what,
         file: file.to_owned(),
         cause,

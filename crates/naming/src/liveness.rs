@@ -102,10 +102,8 @@ impl<P: Copy + PartialEq> LivenessProber<P> {
                 }
             };
         }
-        // The node may have been added after this process started.
-        if self.hosts.get(node).is_none()
-            && let Some(hosts) = self.hosts.reload()
-        {
+        // The node may have been added, or have moved, after this process started.
+        if let Some(hosts) = self.hosts.reload() {
             self.hosts = hosts;
         }
         let host = self.hosts.get(node)?;

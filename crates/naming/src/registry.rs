@@ -5,7 +5,7 @@
 //! and one symbolic link from each endpoint to its owner:
 //!
 //! ```text
-//! registry.lock             held for microseconds by a process that changes the directory
+//! registry.lock             held by a process that changes the directory
 //! directory.lock            held by the process that answers other nodes
 //! agent.lock                held by the node's agent, if there is one; its pid
 //! owner-4711-9f3c...        pid, command, ports, incarnation; locked while its owner lives
@@ -20,7 +20,8 @@
 //!
 //! An owner holds an exclusive `flock` on its file from before the file becomes visible until
 //! the process dies, which distinguishes live owners from dead ones: an entry of an unlocked owner
-//! is stale. `registry.lock` serialises changes, so exactly one process takes over a stale entry.
+//! is stale. Processes hold `registry.lock` together while they create links, because the kernel
+//! lets one of several create a link, and alone while they remove stale entries.
 //! Readers take no lock that blocks others. `kill -9` at any moment leaves only files that the next
 //! process to open the registry removes.
 //!
@@ -49,6 +50,7 @@ mod probe;
 mod report;
 mod resolve;
 mod responder;
+mod search;
 mod sweep;
 
 use std::fs::File;
@@ -56,8 +58,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rand::TryRngCore;
 use rand::rngs::OsRng;
@@ -79,8 +80,9 @@ pub(crate) use job_dir::job_dir;
 pub use messages::{Presence, ProbeLength, QUERY_BYTES, Query, Response};
 pub use probe::{ProbeResult, Prober};
 pub use report::{Counters, LinkUse, ProcessReport, ReportFiles, report};
-pub use resolve::{KnownBy, ResolveError, resolve};
+pub use resolve::{KnownBy, ResolveError};
 pub use responder::version;
+pub use search::{Found, Search, resolve};
 
 /// Addresses of a process, and its incarnation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -188,6 +190,33 @@ pub enum RegistryError {
     },
 }
 
+impl RegistryError {
+    /// True if descriptors, memory or the like were short: a later attempt may succeed.
+    #[must_use]
+    pub fn is_shortage(&self) -> bool {
+        matches!(self, RegistryError::Io { cause, .. } if is_shortage(cause))
+    }
+}
+
+/// True if the operating system refused a resource that may be free again a moment later.
+#[must_use]
+pub fn is_shortage(cause: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let number = cause.raw_os_error().map(Errno::from_raw_os_error);
+    number.is_some_and(|number| {
+        [
+            Errno::MFILE,
+            Errno::NFILE,
+            Errno::NOMEM,
+            Errno::NOBUFS,
+            Errno::AGAIN,
+            Errno::NOSPC,
+            Errno::DQUOT,
+        ]
+        .contains(&number)
+    })
+}
+
 /// Why an endpoint could not be claimed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
@@ -263,7 +292,10 @@ impl Registry {
             authenticator: Authenticator::default(),
             limits: Arc::default(),
         };
-        registry.sweep()?;
+        // Another process that has the lock is removing them, or has just done so.
+        if let Some(_guard) = folder::try_lock(&registry.folder, folder::Mode::Exclusive)? {
+            sweep::sweep(&registry.folder)?;
+        }
         Ok(registry)
     }
 
@@ -310,7 +342,10 @@ impl Registry {
     /// # Errors
     /// The owner file cannot be written, or the user's limit of processes is reached.
     pub fn register(&self, ports: Ports) -> Result<Registration, RegistryError> {
-        let _guard = folder::lock(&self.folder)?;
+        let _guard = match self.limits.user.processes {
+            Some(_) => Some(folder::lock(&self.folder, folder::Mode::Exclusive)?),
+            None => None,
+        };
         count::admit_process(&self.folder, &self.limits.user)?;
         let (name, file) = owner::create(&self.folder, &ports)?;
         Ok(Registration {
@@ -319,7 +354,7 @@ impl Registry {
                 path: self.folder.join(&name),
                 name,
                 pid: std::process::id(),
-                claims: AtomicU32::new(0),
+                claims: Mutex::new(0),
                 _locked: file,
             }),
         })
@@ -389,8 +424,32 @@ impl Registry {
     /// # Errors
     /// The directory cannot be read or changed.
     pub fn sweep(&self) -> Result<(), RegistryError> {
-        let _guard = folder::lock(&self.folder)?;
+        let _guard = folder::lock(&self.folder, folder::Mode::Exclusive)?;
         sweep::sweep(&self.folder)
+    }
+
+    /// Fails if a live process has the endpoint.
+    fn check_free(&self, address: Address) -> Result<(), ClaimError> {
+        match self.lookup(address.endpoint)? {
+            None => Ok(()),
+            Some(holder) => Err(ClaimError::Taken {
+                address,
+                pid: holder.pid,
+                command: holder.command,
+            }),
+        }
+    }
+
+    /// Locks the registry and removes the link of a dead process to the endpoint, if there is one.
+    /// No process can replace the link meanwhile.
+    fn clear_stale(&self, address: Address) -> Result<folder::Guard, ClaimError> {
+        let guard = folder::lock(&self.folder, folder::Mode::Exclusive)?;
+        let link = self.link(address.endpoint);
+        if link.is_symlink() {
+            self.check_free(address)?;
+            folder::remove(&link)?;
+        }
+        Ok(guard)
     }
 
     fn link(&self, endpoint: EndpointId) -> PathBuf {
@@ -422,8 +481,8 @@ struct Registered {
     name: String,
     path: PathBuf,
     pid: u32,
-    /// Endpoints claimed; grows only while the registry is locked.
-    claims: AtomicU32,
+    /// Number of endpoints claimed.
+    claims: Mutex<u32>,
     /// Closing the last copy of this file description releases the lock.
     _locked: File,
 }
@@ -464,23 +523,29 @@ impl Registration {
             });
         }
         let link = registry.link(endpoint);
-        let _guard = folder::lock(&registry.folder)?;
-        if let Some(holder) = registry.lookup(endpoint)? {
-            return Err(ClaimError::Taken {
-                address,
-                pid: holder.pid,
-                command: holder.command,
-            });
-        }
+        // One thread at a time, so that `open` is not called for an endpoint of this registration.
+        let mut claims = registered.claims();
+        registry.check_free(address)?;
         let limit = registry.limits.endpoints;
-        if registered.claims.load(Ordering::Relaxed) >= limit {
+        if *claims >= limit {
             return Err(RegistryError::Limit(LimitReached::Endpoints { limit }).into());
         }
-        folder::remove(&link)?;
+        let is_counted = registry.limits.user.endpoints.is_some();
+        let mut guard = match is_counted || link.is_symlink() {
+            true => registry.clear_stale(address)?,
+            false => folder::lock(&registry.folder, folder::Mode::Shared)?,
+        };
         count::admit_endpoint(&registry.folder, &registry.limits.user)?;
         open();
-        symlink(&registered.name, &link).map_err(folder::failed("writing", &link))?;
-        registered.claims.fetch_add(1, Ordering::Relaxed);
+        // Of the processes that try this at once, one succeeds.
+        while let Err(cause) = symlink(&registered.name, &link) {
+            if cause.kind() != io::ErrorKind::AlreadyExists {
+                return Err(folder::failed("writing", &link)(cause).into());
+            }
+            drop(guard);
+            guard = registry.clear_stale(address)?;
+        }
+        *claims += 1;
         Ok(Claim {
             registered: Arc::clone(registered),
             link,
@@ -492,6 +557,12 @@ impl Registration {
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.inner.registry
+    }
+}
+
+impl Registered {
+    fn claims(&self) -> MutexGuard<'_, u32> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -528,7 +599,7 @@ impl Drop for Claim {
         // The link is ours as long as we are alive and it names us: no process takes over from an
         // owner whose lock is held.
         let _ = std::fs::remove_file(&self.link);
-        self.registered.claims.fetch_sub(1, Ordering::Relaxed);
+        *self.registered.claims() -= 1;
     }
 }
 

@@ -27,6 +27,8 @@ use crate::progress::ProgressThread;
 use crate::registry::{EdgeStatsFile, Registry, ReportFiles};
 use crate::report::Report;
 
+/// Pause before the progress thread is started again when threads are short.
+const THREAD_RETRY: Duration = Duration::from_millis(50);
 /// Interval for checking the cluster key's file.
 const KEY_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -84,6 +86,7 @@ impl Control {
             exported: FxHashMap::default(),
             driver: Arc::clone(driver),
             progress: Arc::clone(progress),
+            lacks_progress: false,
         };
         control_thread.publish_counters();
         let thread = std::thread::Builder::new()
@@ -129,6 +132,8 @@ struct ControlThread {
     exported: FxHashMap<EndpointId, Weak<EndpointOwner>>,
     driver: Arc<Driver<ProcessState>>,
     progress: Arc<ProgressThread>,
+    /// The progress thread is needed, but threads were short.
+    lacks_progress: bool,
 }
 
 impl ControlThread {
@@ -138,11 +143,16 @@ impl ControlThread {
             let at_ns = self.prober.next_deadline_ns();
             let probes_in = at_ns.map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(now_ns)));
             let key_check_in = self.key.as_ref().map(|_| KEY_CHECK_INTERVAL);
-            let command = match probes_in.into_iter().chain(key_check_in).min() {
+            let retry_in = self.lacks_progress.then_some(THREAD_RETRY);
+            let timeouts = [probes_in, key_check_in, retry_in];
+            let command = match timeouts.into_iter().flatten().min() {
                 None => commands.recv().map_err(RecvTimeoutError::from),
                 Some(left) => commands.recv_timeout(left),
             };
             self.check_key();
+            if self.lacks_progress {
+                self.start_progress();
+            }
             match command {
                 Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                 Ok(command) => self.execute(command),
@@ -201,10 +211,19 @@ impl ControlThread {
                 }
             }
             EngineCommand::StartProgressThread => {
-                if let Err(cause) = self.progress.start(&self.driver) {
-                    tracing::warn!("peers must wait until this process makes a call: {cause}");
-                }
+                self.start_progress();
             }
+        }
+    }
+
+    /// Starts the progress thread; tries again later if threads are short.
+    fn start_progress(&mut self) {
+        let started = self.progress.start(&self.driver);
+        let was_short = std::mem::replace(&mut self.lacks_progress, started.is_err());
+        if let (Err(cause), false) = (started, was_short) {
+            tracing::warn!(
+                "peers must wait until this process makes a call or can start a thread: {cause}"
+            );
         }
     }
 

@@ -11,6 +11,7 @@
 mod connector;
 mod fanout;
 mod id;
+mod lookups;
 mod opening;
 mod posts;
 
@@ -86,6 +87,8 @@ pub(crate) struct EdgeTable {
     cached: FxHashMap<(u32, Address), EdgeRef>,
     use_count: u64,
     connector: Connector,
+    /// Why the connector's thread could not be started, and when to try again.
+    no_thread: Option<(Instant, std::io::Error)>,
 }
 
 impl EdgeTable {
@@ -99,6 +102,7 @@ impl EdgeTable {
             cached: FxHashMap::default(),
             use_count: 0,
             connector,
+            no_thread: None,
         }
     }
 
@@ -122,6 +126,7 @@ impl EdgeTable {
         waiting
             .filter(|edge| matches!(edge.stage, Stage::Opening(_)))
             .map(|edge| edge.deadline)
+            .chain(self.no_thread.as_ref().map(|(retry_at, _)| *retry_at))
             .min()
     }
 
@@ -175,7 +180,7 @@ impl EdgeTable {
         }
         let id = self.insert(source, to, Stage::Resolving, now);
         self.waiting.push(id);
-        self.connector.resolve(Lookup::new(id, to));
+        self.look_up(Lookup::new(id, to), now);
         id
     }
 
@@ -538,7 +543,7 @@ impl EdgeTable {
             // The process has gone since: look again.
             Ok(None) => {
                 let lookup = Lookup::retry(id, edge.to);
-                self.connector.resolve(lookup);
+                self.look_up(lookup, now);
             }
             Err(cause) => self.fail(engine, id, cause),
         }
@@ -555,6 +560,7 @@ impl EdgeTable {
 
     /// Continues all edges that connect or have posted operations.
     pub(crate) fn advance(&mut self, engine: &mut Engine, queues: &mut QueueTable, now: Instant) {
+        self.restart_connector(now);
         let mut at = 0;
         while let Some(id) = self.waiting.get(at).copied() {
             self.advance_opening(engine, id, now);
@@ -580,6 +586,9 @@ impl EdgeTable {
             Stage::Opening(Attempt::Memory(connection)) => engine.memory_peer(*connection),
             Stage::Opening(Attempt::Packets(peer)) => {
                 engine.is_open(*peer).map(|open| open.then_some(*peer))
+            }
+            Stage::Resolving if now >= edge.deadline => {
+                return self.fail_without_thread(engine, id);
             }
             // The connector reports its own time-out.
             Stage::Resolving | Stage::Open(_) | Stage::Failed(_) => return,
@@ -621,7 +630,7 @@ impl EdgeTable {
                 if let Some(edge) = self.get_mut(id) {
                     edge.stage = Stage::Resolving;
                 }
-                self.connector.resolve(Lookup::retry(id, to));
+                self.look_up(Lookup::retry(id, to), now);
             }
         }
     }

@@ -343,11 +343,12 @@ impl Endpoint {
             return Err(OpenError::Forked);
         }
         let id = self.id().0;
+        // First, because dropping the descriptor after a failure would close the endpoint.
+        self.inner.ensure_progress().map_err(OpenError::Sleep)?;
         let user = self.inner.driver.with(|state, _| state.engine.export(id));
         let user = user.map_err(OpenError::Sleep)?;
         let exported = Command::Exported(Arc::downgrade(&self.owner));
         self.inner.control.commands.post(exported);
-        self.inner.ensure_progress().map_err(OpenError::Sleep)?;
         Ok(user)
     }
 

@@ -33,8 +33,7 @@ pub enum OpenError {
     },
     /// The registry directory cannot be used.
     #[error(
-        "cannot use the registry in {}: {cause}; set DIPOLE_RUNTIME_DIR to a directory of \
-         your own",
+        "cannot use the registry in {}: {cause}",
         .directory.display()
     )]
     Registry {
@@ -170,6 +169,19 @@ pub enum TargetError {
         target: Address,
         /// The attempts, and advice to the user.
         cause: String,
+    },
+    /// Descriptors, threads or memory were short until the time for connecting was over.
+    #[error(
+        "cannot look up endpoint {target}, tried for {waited:.1?}: {cause}; raise that limit or \
+         release some"
+    )]
+    Shortage {
+        /// Address of the target.
+        target: Address,
+        /// How long it was tried.
+        waited: Duration,
+        /// The operating system's error.
+        cause: std::io::Error,
     },
     /// Its process did not complete the handshake.
     #[error(

@@ -70,9 +70,7 @@ impl ProgressThread {
                 .name("dipole-progress".into())
                 .spawn(move || {
                     let more = || own.start_another(&driver);
-                    if let Err(error) = driver.serve(Some(&more)) {
-                        tracing::error!("the progress thread ended: {error:?}");
-                    }
+                    driver.serve(Some(&more));
                 })?;
             threads.running.push(spawned);
         }

@@ -4,13 +4,15 @@
 #![allow(missing_docs, reason = "tests")]
 
 use std::io::IoSlice;
+use std::net::UdpSocket;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use dipole_node::hosts::Hosts;
 use dipole_node::{
-    Address, ClusterKey, Config, Edge, EndpointId, GoneReason, KeyMismatch, Message, Node, NodeId,
-    Operation, Security,
+    Address, ClusterKey, Config, Edge, Endpoint, EndpointId, GoneReason, KeyMismatch, Message,
+    Node, NodeId, Operation, Security,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -219,6 +221,48 @@ fn an_edge_to_a_lost_process_reports_an_error() {
     let edge = elsewhere.edge_at(to, ports).unwrap();
     assert!(edge.wait_open(PATIENCE).is_err());
     drop(here);
+}
+
+/// A node of a hosts file that is read again when it changes, and an endpoint of it.
+fn node_of(hosts: &Path, directory: &Path, node: u32, number: u32) -> (Node, Endpoint) {
+    let mut config = config(node, &directory.join(format!("life{number}")));
+    config.hosts = Hosts::load_followed(hosts).unwrap();
+    config.apply_hosts_file();
+    let node = Node::open(config).unwrap();
+    let endpoint = node.endpoint(EndpointId(number)).unwrap();
+    (node, endpoint)
+}
+
+#[test]
+fn a_node_that_moves_to_another_address_is_found_by_running_programs() {
+    let directory = tempfile::tempdir().unwrap();
+    let hosts = directory.path().join("hosts");
+    // A port that is free now; each node has an address of its own.
+    let port = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = port.local_addr().unwrap().port();
+    let write = |second: &str, third: &str| {
+        let text =
+            format!("1 127.0.0.1 port={port}\n2 {second} port={port}\n3 {third} port={port}\n");
+        std::fs::write(&hosts, text).unwrap();
+    };
+    write("127.0.0.2", "127.0.0.3");
+    let (_first, here) = node_of(&hosts, directory.path(), 1, 10);
+    let exchange = |there: &Endpoint, text: &[u8]| {
+        std::thread::scope(|scope| {
+            let got = scope.spawn(|| there.receive_timeout(PATIENCE));
+            let edge = here.edge(there.address()).unwrap();
+            edge.send_timeout(text, PATIENCE).unwrap();
+            assert_eq!(&*got.join().unwrap().unwrap(), text);
+        });
+    };
+    let (second, there) = node_of(&hosts, directory.path(), 2, 20);
+    exchange(&there, b"at the first address");
+    drop((second, there));
+    // Another node takes its address before the node has opened at the new one.
+    write("127.0.0.4", "127.0.0.2");
+    let (_third, _other) = node_of(&hosts, directory.path(), 3, 30);
+    let (_second, there) = node_of(&hosts, directory.path(), 2, 21);
+    exchange(&there, b"at another address");
 }
 
 #[test]

@@ -80,7 +80,8 @@ pub(crate) fn execute(
     let mut written = Vec::new();
     let mut write = |name: &str, bytes: &[u8]| -> Result<(), Failure> {
         let path = arguments.dir.join(name);
-        std::fs::write(&path, bytes).map_err(|cause| trace::cannot_write(&path, &cause))?;
+        dipole_naming::files::write(&path, bytes)
+            .map_err(|cause| trace::cannot_write(&path, &cause))?;
         written.push(path);
         Ok(())
     };

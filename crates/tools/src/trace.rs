@@ -17,7 +17,6 @@ mod symbols;
 mod tree;
 mod waits;
 
-use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -85,14 +84,16 @@ pub(crate) fn execute(
     let summary = summarise(&run, clocks.as_ref());
     if let Some(path) = &arguments.html {
         let page = page::html(&run, &summary);
-        std::fs::write(path, page).map_err(|cause| cannot_write(path, &cause))?;
+        dipole_naming::files::write(path, page.as_bytes())
+            .map_err(|cause| cannot_write(path, &cause))?;
     }
     if let Some(path) = &arguments.perfetto {
         let clocks = clocks.ok_or(
             "there is no timeline: clocks of nodes are compared by supersteps that all ranks have \
              kept, and no such supersteps exist",
         )?;
-        let file = File::create(path).map_err(|cause| cannot_write(path, &cause))?;
+        let file =
+            dipole_naming::files::create(path).map_err(|cause| cannot_write(path, &cause))?;
         perfetto::write(&files, &clocks, BufWriter::new(file))
             .map_err(|cause| cannot_write(path, &cause))?;
     }

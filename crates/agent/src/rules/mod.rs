@@ -96,10 +96,11 @@ impl Rules {
         let Some(file) = file else {
             return Ok(Rules::default());
         };
-        let text = std::fs::read_to_string(file).map_err(|cause| RulesError::Unreadable {
-            file: file.to_owned(),
-            cause,
-        })?;
+        let text =
+            dipole_naming::files::read_text(file).map_err(|cause| RulesError::Unreadable {
+                file: file.to_owned(),
+                cause,
+            })?;
         Rules::parse(&text).map_err(|(line, what)| RulesError::Wrong {
             file: file.to_owned(),
             line,

@@ -36,7 +36,7 @@ impl Files {
                 self.open.entry((rank, stream))
             {
                 let path = self.directory.join(format!("{rank}.{ending}"));
-                none.insert(File::create(path)?);
+                none.insert(dipole_naming::files::create(&path)?);
             }
         }
         Ok(())

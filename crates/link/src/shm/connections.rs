@@ -142,6 +142,10 @@ impl Hub {
     /// Accepts new connections. Their messages are read in a later call, after the end of
     /// earlier connections has been noticed.
     fn accept(&mut self) {
+        // It could not be opened again while descriptors were short.
+        if self.listener.spare.is_none() {
+            self.listener.spare = self.wakeups.bell_file.try_clone().ok();
+        }
         for _ in 0..EVENTS {
             let socket = match control::accept(self.listener.socket.as_fd()) {
                 Ok(Some(socket)) => socket,

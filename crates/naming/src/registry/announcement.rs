@@ -47,6 +47,16 @@ pub struct NodeFacts {
     pub version: String,
 }
 
+/// True if an address can be one host's on all nodes. A link-local one means another host on each
+/// interface.
+fn is_host(ip: IpAddr) -> bool {
+    let is_link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    !is_link_local
+        && !ip.is_unspecified()
+        && !ip.is_multicast()
+        && ip != IpAddr::V4(Ipv4Addr::BROADCAST)
+}
+
 impl NodeFacts {
     /// Addresses of the directory: on the control network first, then on each interface.
     #[must_use]
@@ -63,10 +73,7 @@ impl NodeFacts {
         self.port != 0
             && (1..=MAX_SLOTS).contains(&self.slots)
             && (1..=MAX_INTERFACES).contains(&self.addresses.len())
-            && addresses.all(|ip| {
-                let ip = ip.to_canonical();
-                !ip.is_unspecified() && !ip.is_multicast() && ip != IpAddr::V4(Ipv4Addr::BROADCAST)
-            })
+            && addresses.all(|ip| is_host(ip.to_canonical()))
             && is_name(&self.name)
             && is_name(&self.version)
     }
@@ -207,6 +214,7 @@ mod tests {
             "239.1.2.3",
             "ff02::1",
             "255.255.255.255",
+            "fe80::1",
         ];
         for text in no_hosts {
             for control in [false, true] {

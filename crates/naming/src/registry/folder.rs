@@ -4,14 +4,17 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 
 use super::RegistryError;
 
-/// A process that holds the lock longer than this has probably been stopped.
-const STUCK: Duration = Duration::from_secs(10);
+/// The lock file.
+const LOCK: &str = "registry.lock";
+/// Longest wait for the lock. Processes hold it for a millisecond at most.
+const STUCK: Duration = Duration::from_secs(30);
 
 /// Adds the operation and the file to an `io::Error`.
 pub(super) fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RegistryError {
@@ -98,27 +101,62 @@ impl Drop for Guard {
     }
 }
 
+/// Whether other processes may hold the lock at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// Processes that add their own files.
+    Shared,
+    /// No other process: files of dead ones may be removed.
+    Exclusive,
+}
+
 /// Takes the lock for changes of the directory.
-pub(super) fn lock(folder: &Path) -> Result<Guard, RegistryError> {
-    let path = folder.join("registry.lock");
+///
+/// The kernel wakes the processes that wait for it whenever it is released, so none of them is
+/// overtaken again and again as it would be if it tried now and then.
+pub(super) fn lock(folder: &Path, mode: Mode) -> Result<Guard, RegistryError> {
+    if let Some(guard) = try_lock(folder, mode)? {
+        return Ok(guard);
+    }
+    let path = folder.join(LOCK);
     let file = open_lock(&path)?;
-    let started = Instant::now();
-    let mut pause = Duration::from_micros(50);
-    loop {
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(Guard { file }),
-            Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(failed("locking", &path)(error.into())),
-        }
-        if started.elapsed() > STUCK {
-            return Err(RegistryError::Stuck {
-                path,
-                waited_ms: u64::try_from(STUCK.as_millis()).unwrap_or(u64::MAX),
-            });
-        }
-        // A blocking lock has no deadline; the holder needs microseconds.
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(5));
+    // A blocking lock has no time-out, so another thread waits for it.
+    let (sender, locked) = channel();
+    std::thread::Builder::new()
+        .name("dipole-lock".to_owned())
+        .spawn(move || {
+            let done = flock(
+                &file,
+                match mode {
+                    Mode::Shared => FlockOperation::LockShared,
+                    Mode::Exclusive => FlockOperation::LockExclusive,
+                },
+            );
+            // After the time-out the guard is dropped here.
+            let _ = sender.send(done.map(|()| Guard { file }));
+        })
+        .map_err(failed("starting a thread to lock", &path))?;
+    match locked.recv_timeout(STUCK) {
+        Ok(done) => done.map_err(failed("locking", &path)),
+        Err(_) => Err(RegistryError::Stuck {
+            path,
+            waited_ms: u64::try_from(STUCK.as_millis()).unwrap_or(u64::MAX),
+        }),
+    }
+}
+
+/// Takes the lock for changes of the directory unless another process or thread has it.
+pub(super) fn try_lock(folder: &Path, mode: Mode) -> Result<Option<Guard>, RegistryError> {
+    let path = folder.join(LOCK);
+    let file = open_lock(&path)?;
+    let operation = match mode {
+        Mode::Shared => FlockOperation::NonBlockingLockShared,
+        Mode::Exclusive => FlockOperation::NonBlockingLockExclusive,
+    };
+    match flock(&file, operation) {
+        Ok(()) => Ok(Some(Guard { file })),
+        Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(cause) => Err(failed("locking", &path)(cause)),
     }
 }
 

@@ -23,8 +23,13 @@ const PREFIX: &str = "job-";
 pub(crate) fn job_dir(user_dir: &Path, id: u64) -> Result<PathBuf, RegistryError> {
     folder::make_private(user_dir)?;
     let own = user_dir.join(format!("{PREFIX}{id:016x}"));
+    // Only the first rank of a job has to make and mark the directory.
+    if own.is_dir() && !is_older(&own, OLD / 2) {
+        folder::make_private(&own)?;
+        return Ok(own);
+    }
     // Another job that starts now must not take the new directory for an abandoned one.
-    let _guard = folder::lock(user_dir)?;
+    let _guard = folder::lock(user_dir, folder::Mode::Exclusive)?;
     folder::make_private(&own)?;
     File::open(&own)
         .and_then(|made| made.set_modified(SystemTime::now()))

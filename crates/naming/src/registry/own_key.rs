@@ -18,7 +18,6 @@ impl Registry {
     /// # Errors
     /// It cannot be read or written, or is damaged.
     pub fn own_key(&self) -> Result<ClusterKey, RegistryError> {
-        let _guard = folder::lock(&self.folder)?;
         let path = self.folder.join(NAME);
         let failed = |error| match error {
             KeyError::System { doing, cause, file } => RegistryError::Io {
@@ -31,9 +30,17 @@ impl Registry {
                 reason: "no key that is this user's alone",
             },
         };
-        match ClusterKey::load(&path) {
-            Err(KeyError::System { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {}
-            known => return known.map_err(failed),
+        let known = || match ClusterKey::load(&path) {
+            Err(KeyError::System { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => None,
+            known => Some(known.map_err(failed)),
+        };
+        // The lock is needed only to create the key.
+        if let Some(known) = known() {
+            return known;
+        }
+        let _guard = folder::lock(&self.folder, folder::Mode::Exclusive)?;
+        if let Some(known) = known() {
+            return known;
         }
         // Packets stay on this machine, where other users cannot read or change them.
         let key = ClusterKey::random().map_err(folder::failed("making", &path))?;

@@ -13,15 +13,18 @@ use super::{Owner, Ports, RegistryError, is_locked, random_number};
 
 /// Longest command line that is stored, in characters.
 const MAX_COMMAND_CHARS: usize = 200;
+/// Prefix of the name of an owner file that is being written.
+pub(super) const NEW_PREFIX: &str = "new-";
 /// Longest owner file read.
 const MAX_FILE_BYTES: u64 = 4096;
 
-/// Creates and locks the file of this process; returns its name. Call it with the registry locked.
+/// Creates and locks the file of this process; returns its name. The file gets its name when it is
+/// locked and complete, so no process takes it for the file of a dead one.
 pub(super) fn create(folder: &Path, ports: &Ports) -> Result<(String, File), RegistryError> {
     let pid = std::process::id();
     let random = random_number().map_err(failed("naming an owner in", folder))?;
     let name = format!("owner-{pid}-{random:016x}");
-    let path = folder.join(&name);
+    let path = folder.join(format!("{NEW_PREFIX}{name}"));
     let mut file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -43,6 +46,10 @@ pub(super) fn create(folder: &Path, ports: &Ports) -> Result<(String, File), Reg
     postcard::to_allocvec(&record)
         .map_err(io::Error::other)
         .and_then(|bytes| file.write_all(&bytes))
+        .and_then(|()| std::fs::rename(&path, folder.join(&name)))
+        .inspect_err(|_| {
+            let _ = std::fs::remove_file(&path);
+        })
         .map_err(failed("writing", &path))?;
     Ok((name, file))
 }

@@ -74,10 +74,13 @@ pub fn report(runtime_dir: &Path, node: NodeId) -> Result<Vec<ProcessReport>, Re
             endpoints.push((owner, EndpointId(endpoint)));
         } else if let Some(incarnation) = name.strip_prefix(COUNTERS_PREFIX) {
             incarnations.extend(u64::from_str_radix(incarnation, 16));
-        } else if name.starts_with("owner-")
-            && let Some(owner) = owner::read_living(&folder, Path::new(&name))?
-        {
-            owners.push((name, owner));
+        } else if name.starts_with("owner-") {
+            match owner::read_living(&folder, Path::new(&name)) {
+                Ok(owner) => owners.extend(owner.map(|owner| (name, owner))),
+                // The other processes can be reported.
+                Err(error @ RegistryError::Corrupt { .. }) => tracing::warn!("{error}"),
+                Err(error) => return Err(error),
+            }
         }
     }
     for (name, owner) in owners {

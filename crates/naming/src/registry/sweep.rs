@@ -1,12 +1,16 @@
 //! Liveness of owners, and removal of the files of dead ones.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::folder::{names, remove};
 use super::{COUNTERS_PREFIX, EDGES_PREFIX, LINKS_PREFIX, RegistryError, SOCKET_PREFIX, owner};
 
 /// Prefixes of file names that end with an incarnation.
 const INCARNATE: [&str; 4] = [SOCKET_PREFIX, EDGES_PREFIX, COUNTERS_PREFIX, LINKS_PREFIX];
+
+/// Age at which an owner file that was not completed is removed.
+const ABANDONED: Duration = Duration::from_secs(60);
 
 /// True if a live owner has this incarnation, or may have it because its file is unreadable.
 pub(super) fn is_alive(folder: &Path, incarnation: u64) -> Result<bool, RegistryError> {
@@ -23,6 +27,13 @@ pub(super) fn is_alive(folder: &Path, incarnation: u64) -> Result<bool, Registry
     Ok(false)
 }
 
+/// True if the process that wrote this file must have died meanwhile.
+fn is_abandoned(path: &Path) -> bool {
+    let changed = std::fs::symlink_metadata(path).and_then(|found| found.modified());
+    let age = changed.ok().and_then(|changed| changed.elapsed().ok());
+    age.is_some_and(|age| age >= ABANDONED)
+}
+
 /// Removes the files of dead owners and their endpoints. Call it with the registry locked.
 pub(super) fn sweep(folder: &Path) -> Result<(), RegistryError> {
     let mut owners: Vec<PathBuf> = Vec::new();
@@ -33,6 +44,10 @@ pub(super) fn sweep(folder: &Path) -> Result<(), RegistryError> {
         let path = folder.join(&name);
         if name.starts_with("owner-") {
             owners.push(path);
+        } else if name.starts_with(owner::NEW_PREFIX) {
+            if is_abandoned(&path) {
+                remove(&path)?;
+            }
         } else if name.starts_with("endpoint-") {
             endpoints.push(path);
         } else if let Some(incarnation) = INCARNATE

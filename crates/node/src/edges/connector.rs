@@ -1,13 +1,17 @@
 //! Finds the processes of endpoints in the background. Files and other nodes' directories are read
-//! on separate threads, never under the driver's lock.
+//! on a thread of its own, never under the driver's lock.
 //!
-//! A lookup is repeated with growing pauses until the target is found or the connect time-out
-//! expires. Each query is short, so that a node that does not answer does not delay other lookups;
-//! at most [`MAX_THREADS`] run concurrently.
+//! The thread looks up all targets at once ([`Search`]), until each is found or its connect
+//! time-out expires. It starts with the first look-up and ends a moment after the last.
 
+use std::collections::hash_map::Entry;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::id::EdgeRef;
 use crate::address::{Address, NodeId};
@@ -15,16 +19,16 @@ use crate::config::{Config, Links};
 use crate::error::TargetError;
 use crate::hosts::Hosts;
 use crate::key::ClusterKey;
-use crate::registry::{KnownBy, Ports, Registry, ResolveError, resolve};
+use crate::registry::{Found, KnownBy, Ports, Registry, ResolveError, Search, is_shortage};
 use dipole_driver::nanoseconds;
 
-/// Limit of lookup threads.
-const MAX_THREADS: usize = 16;
-/// First pause between two queries for a target; it doubles up to the maximum.
-const MIN_PAUSE: Duration = Duration::from_millis(2);
-const MAX_PAUSE: Duration = Duration::from_millis(200);
-/// Time limit of one query to another node.
-const QUERY_TIMEOUT: Duration = Duration::from_millis(500);
+/// Pause before a target is looked up again because the process found earlier is gone.
+const RETRY_PAUSE: Duration = Duration::from_millis(2);
+/// The thread ends when there was nothing to look up for this long.
+const IDLE: Duration = Duration::from_millis(500);
+/// Longest sleep of the thread, with a descriptor that wakes it and without.
+const LONG_SLEEP: Duration = Duration::from_secs(60);
+const SHORT_SLEEP: Duration = Duration::from_millis(5);
 
 /// The configuration that decides how to connect to a process.
 #[derive(Debug)]
@@ -51,6 +55,11 @@ impl Policy {
         }
     }
 
+    /// Time limit of a lookup.
+    pub(super) fn connect_timeout(&self) -> Duration {
+        self.connect_timeout
+    }
+
     /// Fingerprint of the cluster key, if there is one.
     pub(crate) fn fingerprint(&self) -> Option<String> {
         self.key.as_ref().map(ClusterKey::fingerprint)
@@ -73,7 +82,6 @@ pub(crate) struct Lookup {
     to: Address,
     started_at: Instant,
     due: Instant,
-    pause: Duration,
 }
 
 impl Lookup {
@@ -84,7 +92,6 @@ impl Lookup {
             to,
             started_at: now,
             due: now,
-            pause: MIN_PAUSE,
         }
     }
 
@@ -92,25 +99,39 @@ impl Lookup {
     pub(crate) fn retry(edge: EdgeRef, to: Address) -> Lookup {
         let lookup = Lookup::new(edge, to);
         Lookup {
-            due: lookup.due + MIN_PAUSE,
+            due: lookup.due + RETRY_PAUSE,
             ..lookup
         }
     }
 }
 
+/// Lookups that the thread has not taken yet.
 #[derive(Debug, Default)]
-struct Lookups {
-    waiting: Vec<Lookup>,
-    threads: usize,
-    idle: usize,
+struct Queue {
+    lookups: Vec<Lookup>,
+    is_running: bool,
     stop: bool,
+    /// Wakes the thread; `None` if there was no descriptor for it.
+    wake: Option<Arc<OwnedFd>>,
+    /// The nodes as the thread last read them.
+    hosts: Option<Hosts>,
+}
+
+impl Queue {
+    fn wake(&self, changed: &Condvar) {
+        changed.notify_all();
+        if let Some(wake) = &self.wake {
+            // It can only fail if the thread is being woken already.
+            let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
+        }
+    }
 }
 
 /// Callback that receives the results.
 type Callback = Box<dyn Fn(EdgeRef, Resolution) + Send + Sync>;
 
 struct Shared {
-    lookups: Mutex<Lookups>,
+    queue: Mutex<Queue>,
     changed: Condvar,
     policy: Arc<Policy>,
     callback: OnceLock<Callback>,
@@ -119,13 +140,13 @@ struct Shared {
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shared")
-            .field("lookups", &self.lookups)
+            .field("queue", &self.queue)
             .field("policy", &self.policy)
             .finish_non_exhaustive()
     }
 }
 
-/// Runs lookups on its own threads, which end when it is dropped.
+/// Runs lookups on its own thread, which ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Connector {
     shared: Arc<Shared>,
@@ -135,7 +156,7 @@ impl Connector {
     pub(crate) fn new(policy: Policy) -> Connector {
         Connector {
             shared: Arc::new(Shared {
-                lookups: Mutex::default(),
+                queue: Mutex::default(),
                 changed: Condvar::new(),
                 policy: Arc::new(policy),
                 callback: OnceLock::new(),
@@ -143,7 +164,7 @@ impl Connector {
         }
     }
 
-    /// Sets the callback for results, which runs on the lookup threads; once, before the first lookup.
+    /// Sets the callback for results, which runs on the lookup thread; once, before the first lookup.
     pub(crate) fn set_callback(
         &self,
         callback: impl Fn(EdgeRef, Resolution) + Send + Sync + 'static,
@@ -160,134 +181,195 @@ impl Connector {
         nanoseconds(self.shared.policy.connect_timeout)
     }
 
-    /// Starts a lookup; never blocks.
-    pub(crate) fn resolve(&self, lookup: Lookup) {
-        let mut lookups = self.shared.lock();
-        lookups.waiting.push(lookup);
-        if lookups.idle > 0 || lookups.threads >= MAX_THREADS {
-            self.shared.changed.notify_one();
-            return;
+    /// Adds a lookup; never blocks.
+    ///
+    /// # Errors
+    /// The thread cannot be started: the lookup waits until [`start`](Self::start) succeeds.
+    pub(crate) fn resolve(&self, lookup: Lookup) -> std::io::Result<()> {
+        self.shared.lock().lookups.push(lookup);
+        self.start()
+    }
+
+    /// Starts the thread if there are lookups and it is not running.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(crate) fn start(&self) -> std::io::Result<()> {
+        let mut queue = self.shared.lock();
+        if queue.is_running {
+            queue.wake(&self.shared.changed);
+        } else if !queue.lookups.is_empty() {
+            let shared = Arc::clone(&self.shared);
+            std::thread::Builder::new()
+                .name("dipole-connect".into())
+                .spawn(move || shared.run())?;
+            queue.is_running = true;
         }
-        let shared = Arc::clone(&self.shared);
-        let spawned = std::thread::Builder::new()
-            .name("dipole-connect".into())
-            .spawn(move || shared.run());
-        match spawned {
-            Ok(_) => lookups.threads += 1,
-            Err(cause) if lookups.threads == 0 => {
-                tracing::error!("cannot look up endpoints: {cause}");
-            }
-            Err(_) => {}
-        }
+        Ok(())
     }
 }
 
 impl Drop for Connector {
     fn drop(&mut self) {
-        self.shared.lock().stop = true;
-        self.shared.changed.notify_all();
+        let mut queue = self.shared.lock();
+        queue.stop = true;
+        queue.wake(&self.shared.changed);
     }
 }
 
 impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Lookups> {
-        self.lookups.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs lookups until the connector is dropped.
+    /// Runs lookups until the connector is dropped or has been idle for a while.
     fn run(&self) {
-        while let Some(lookup) = self.next() {
-            match self.resolve_once(&lookup) {
-                Some(resolution) => {
-                    if let Some(callback) = self.callback.get() {
-                        callback(lookup.edge, resolution);
-                    }
-                }
-                None => {
-                    let pause = lookup.pause;
-                    self.lock().waiting.push(Lookup {
-                        due: Instant::now() + pause,
-                        pause: (pause * 2).min(MAX_PAUSE),
-                        ..lookup
-                    });
-                }
-            }
-        }
-    }
-
-    /// Waits for the next lookup that is due; `None` ends the thread.
-    fn next(&self) -> Option<Lookup> {
-        let mut lookups = self.lock();
-        loop {
-            let now = Instant::now();
-            let first = (lookups.waiting.iter().enumerate()).min_by_key(|(_, lookup)| lookup.due);
-            let first = first.map(|(at, lookup)| (at, lookup.due));
-            match first {
-                Some((at, due)) if due <= now && !lookups.stop => {
-                    return Some(lookups.waiting.swap_remove(at));
-                }
-                Some((_, due)) if !lookups.stop => {
-                    lookups.idle += 1;
-                    let woken = self.changed.wait_timeout(lookups, due - now);
-                    lookups = woken.unwrap_or_else(PoisonError::into_inner).0;
-                    lookups.idle -= 1;
-                }
-                _ => {
-                    lookups.threads -= 1;
-                    return None;
-                }
-            }
-        }
-    }
-
-    /// Makes one query; `None` means try again later.
-    fn resolve_once(&self, lookup: &Lookup) -> Option<Resolution> {
         let policy = &self.policy;
-        let waited = lookup.started_at.elapsed();
-        let left = policy.connect_timeout.saturating_sub(waited);
-        let here = lookup.to.node == policy.node;
-        let timeout = if here { Duration::ZERO } else { QUERY_TIMEOUT };
-        let found = resolve(
-            &policy.registry,
-            &policy.hosts,
-            lookup.to,
-            timeout.min(left),
-        );
-        let target = lookup.to;
-        let cause = match found {
-            Ok(ports) => {
-                let socket = policy.socket_of(target, ports.incarnation);
-                return Some(Resolution::Found(ports, socket));
+        let hosts = self.lock().hosts.take();
+        let hosts = hosts.unwrap_or_else(|| policy.hosts.clone());
+        let mut search = Search::new(policy.registry.clone(), hosts);
+        let mut waiting: FxHashMap<Address, Vec<Lookup>> = FxHashMap::default();
+        let mut later: Vec<Lookup> = Vec::new();
+        loop {
+            let is_idle = search.is_idle() && later.is_empty();
+            let Some((lookups, wake)) = self.take_lookups(is_idle) else {
+                self.lock().hosts = Some(search.hosts().clone());
+                return;
+            };
+            later.extend(lookups);
+            let now = Instant::now();
+            for lookup in later.extract_if(.., |lookup| lookup.due <= now) {
+                search.add(lookup.to, lookup.started_at + policy.connect_timeout);
+                waiting.entry(lookup.to).or_default().push(lookup);
             }
-            Err(cause) => cause,
-        };
-        let may_appear = matches!(
-            cause,
-            ResolveError::NoSuchEndpoint { .. }
-                | ResolveError::NoAnswer { .. }
-                | ResolveError::UnknownNode {
-                    hosts: KnownBy::Agent { .. },
-                    ..
-                }
-        );
-        if may_appear && !left.is_zero() {
+            for found in search.step() {
+                self.report(found, &mut search, &mut waiting);
+            }
+            let mut limit = match wake {
+                Some(_) => LONG_SLEEP,
+                None => SHORT_SLEEP,
+            };
+            for lookup in &later {
+                limit = limit.min(lookup.due.saturating_duration_since(now));
+            }
+            if search.is_idle() && later.is_empty() {
+                continue;
+            }
+            if let Err(cause) = search.wait(wake.as_ref().map(|wake| wake.as_fd()), limit) {
+                tracing::warn!("cannot wait for look-ups: {cause}");
+                std::thread::sleep(SHORT_SLEEP);
+            }
+            if let Some(wake) = &wake {
+                let _ = rustix::io::read(wake, &mut [0; 8]);
+            }
+        }
+    }
+
+    /// New lookups, and the descriptor that wakes the thread; waits for some if it `is_idle`.
+    /// `None` ends the thread.
+    fn take_lookups(&self, is_idle: bool) -> Option<(Vec<Lookup>, Option<Arc<OwnedFd>>)> {
+        let mut queue = self.lock();
+        if is_idle && queue.lookups.is_empty() && !queue.stop {
+            let woken = self.changed.wait_timeout(queue, IDLE);
+            queue = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if queue.stop || (is_idle && queue.lookups.is_empty()) {
+            queue.is_running = false;
+            queue.wake = None;
             return None;
         }
-        Some(Resolution::Failed(match cause {
-            ResolveError::OtherCluster {
-                mismatch,
-                fingerprint,
-                ..
-            } => TargetError::OtherCluster {
+        if queue.wake.is_none() {
+            let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+            queue.wake = made.ok().map(Arc::new);
+        }
+        Some((std::mem::take(&mut queue.lookups), queue.wake.clone()))
+    }
+
+    /// Reports a result to the edges that wait for it. Edges whose time is not over yet go on
+    /// waiting for an endpoint that may appear.
+    fn report(
+        &self,
+        (to, mut found): Found,
+        search: &mut Search,
+        waiting: &mut FxHashMap<Address, Vec<Lookup>>,
+    ) {
+        let Entry::Occupied(mut lookups) = waiting.entry(to) else {
+            return;
+        };
+        let now = Instant::now();
+        let timeout = self.policy.connect_timeout;
+        let is_over = |lookup: &Lookup| now >= lookup.started_at + timeout;
+        let may_appear = matches!(&found, Err(cause) if may_appear(cause));
+        let done: Vec<Lookup> = (lookups.get_mut())
+            .extract_if(.., |lookup| !may_appear || is_over(lookup))
+            .collect();
+        if lookups.get().is_empty() {
+            lookups.remove();
+        } else {
+            for lookup in lookups.get() {
+                search.add(to, lookup.started_at + timeout);
+            }
+        }
+        let Some(callback) = self.callback.get() else {
+            return;
+        };
+        for lookup in done {
+            let resolution = match &mut found {
+                Ok(ports) => {
+                    Resolution::Found(*ports, self.policy.socket_of(to, ports.incarnation))
+                }
+                Err(cause) => Resolution::Failed(failure(to, cause, lookup.started_at.elapsed())),
+            };
+            callback(lookup.edge, resolution);
+        }
+    }
+}
+
+/// True if a later look-up may succeed.
+fn may_appear(cause: &ResolveError) -> bool {
+    match cause {
+        ResolveError::NoSuchEndpoint { .. } | ResolveError::NoAnswer { .. } => true,
+        ResolveError::UnknownNode { hosts, .. } => matches!(hosts, KnownBy::Agent { .. }),
+        ResolveError::Registry(cause) => cause.is_shortage(),
+        ResolveError::WrongNode { .. } | ResolveError::OtherCluster { .. } => false,
+    }
+}
+
+/// The error of an edge that has waited for this long.
+fn failure(target: Address, cause: &mut ResolveError, total: Duration) -> TargetError {
+    if let ResolveError::NoSuchEndpoint { waited, .. } | ResolveError::NoAnswer { waited, .. } =
+        cause
+    {
+        *waited = total;
+    }
+    match cause {
+        ResolveError::OtherCluster {
+            mismatch,
+            fingerprint,
+            ..
+        } => TargetError::OtherCluster {
+            target,
+            mismatch: *mismatch,
+            fingerprint: fingerprint.clone(),
+        },
+        other => match other.io_error().filter(|cause| is_shortage(cause)) {
+            Some(cause) => TargetError::Shortage {
                 target,
-                mismatch,
-                fingerprint,
+                waited: total,
+                cause: copied(cause),
             },
-            other => TargetError::Unresolved {
+            None => TargetError::Unresolved {
                 target,
-                cause: with_total_wait(other, waited).to_string(),
+                cause: other.to_string(),
             },
-        }))
+        },
+    }
+}
+
+fn copied(cause: &std::io::Error) -> std::io::Error {
+    match cause.raw_os_error() {
+        Some(number) => std::io::Error::from_raw_os_error(number),
+        None => cause.kind().into(),
     }
 }
 
@@ -298,15 +380,4 @@ pub(crate) enum Resolution {
     Found(Ports, Option<PathBuf>),
     /// The target cannot be reached.
     Failed(TargetError),
-}
-
-/// Puts the total duration of all queries into the error.
-fn with_total_wait(mut error: ResolveError, total: Duration) -> ResolveError {
-    match &mut error {
-        ResolveError::NoSuchEndpoint { waited, .. } | ResolveError::NoAnswer { waited, .. } => {
-            *waited = total;
-        }
-        _ => {}
-    }
-    error
 }

@@ -114,7 +114,7 @@ fn show(graph: &Graph, arguments: &GraphArgs, json: bool, out: &mut dyn Write) -
         eprintln!("{warning}");
     }
     if let Some(file) = &arguments.svg {
-        std::fs::write(file, svg::draw(graph))
+        dipole_naming::files::write(file, svg::draw(graph).as_bytes())
             .map_err(|cause| format!("cannot write {}: {cause}", file.display()))?;
     }
     if arguments.run {

@@ -76,7 +76,7 @@ struct FileProcess {
 impl Graph {
     /// Reads and checks a file.
     pub(super) fn load(path: &Path) -> Result<Graph, Vec<Fault>> {
-        let text = std::fs::read_to_string(path).map_err(|cause| {
+        let text = dipole_naming::files::read_text(path).map_err(|cause| {
             vec![Fault {
                 file: path.to_owned(),
                 line: None,
@@ -208,7 +208,7 @@ impl Check<'_> {
         self.faults.push(Fault {
             file: self.path.to_owned(),
             line,
-            what,
+            what: dipole_naming::lines::printable(&what),
         });
     }
 
@@ -247,6 +247,12 @@ impl Check<'_> {
                 Some(name) => name.get_ref().clone(),
                 None => format!("P{}", index + 1),
             };
+            if let Some(given) = &process.name
+                && name.contains(char::is_control)
+            {
+                let what = format!("the name {name} has control characters; remove them");
+                self.fault(Some(given.span()), what);
+            }
             if processes.iter().any(|other| other.name == name) {
                 let at = process.name.as_ref().map_or(spanned.span(), Spanned::span);
                 self.fault(

@@ -57,21 +57,8 @@ pub(super) fn read(path: &Path) -> Result<TraceFile, String> {
 
 /// Reads a trace file.
 pub(super) fn bytes(path: &Path) -> Result<Vec<u8>, String> {
-    regular(path)?;
-    std::fs::read(path).map_err(|cause| format!("it cannot be read: {cause}"))
-}
-
-/// Requires a regular file that is not longer than any trace.
-fn regular(path: &Path) -> Result<(), String> {
-    let kind = std::fs::metadata(path).map_err(|cause| format!("it cannot be read: {cause}"))?;
-    if !kind.is_file() {
-        // It may be an endless device, for example.
-        return Err("it is not a regular file; the traced program writes one".to_owned());
-    }
-    if kind.len() > MOST_BYTES {
-        return Err("it is longer than any trace; it was not written by a program".to_owned());
-    }
-    Ok(())
+    dipole_naming::files::read_bytes(path, MOST_BYTES)
+        .map_err(|cause| format!("it cannot be read: {cause}"))
 }
 
 /// The files must belong to all ranks of one run.

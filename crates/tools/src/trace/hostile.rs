@@ -201,7 +201,7 @@ fn what_is_no_file_of_a_rank_is_refused_and_said() {
     // A file of this size cannot be a trace, so it must not be read.
     let huge = std::fs::File::create(at("rank-0.trace")).expect("ours");
     huge.set_len(1 << 40).expect("without blocks");
-    assert!(why().contains("longer than any trace"), "{}", why());
+    assert!(why().contains("longer than"), "{}", why());
     std::fs::write(at("rank-0.trace"), bytes(0, "udp", "")).expect("ours");
     std::fs::write(at("rank-00.trace"), bytes(0, "udp", "")).expect("ours");
     assert!(load(folder.path()).is_err(), "a rank has one file");

@@ -1,7 +1,6 @@
 //! Waits of processes that use endpoints or MPI.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
@@ -277,7 +276,7 @@ pub(super) fn timeline(files: &[WaitFile], path: &Path) -> Result<(), Failure> {
             lanes(&file.header.host, &name(file), slices.collect())
         })
         .collect();
-    let file = File::create(path).map_err(|cause| cannot_write(path, &cause))?;
+    let file = dipole_naming::files::create(path).map_err(|cause| cannot_write(path, &cause))?;
     write_lanes(&lanes, BufWriter::new(file)).map_err(|cause| cannot_write(path, &cause))
 }
 
