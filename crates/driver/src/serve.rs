@@ -74,6 +74,8 @@ impl<S: Stepper> Driver<S> {
         let mut state = self.lock();
         state.progress.threads += 1;
         let mut sleeper = LazySleeper::default();
+        // Now, so that its descriptors are not missing later.
+        let _else_later = sleeper.get(&mut state);
         loop {
             while state.progress.has_stepper && !state.progress.stop {
                 state.progress.standby += 1;

@@ -423,6 +423,6 @@ fn small_operations_allocate_nothing() {
             round();
         }
     });
-    // A list may grow once more if several events coincide.
-    assert!(counted.count_total <= 3, "{counted:?}");
+    // Lists grow a few times if the thread sleeps more often than before, or several events coincide.
+    assert!(counted.count_total <= 10, "{counted:?}");
 }
