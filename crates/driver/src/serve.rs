@@ -23,16 +23,20 @@ impl LazySleeper {
         self.sleeper.as_ref().map(Sleeper::waker)
     }
 
-    /// The sleeper; `None` if there are no descriptors for one now.
+    /// Makes the sleeper if there are descriptors for one now; true if it was made.
+    fn make<S: Stepper>(&mut self, state: &State<S>) -> bool {
+        if self.sleeper.is_some() {
+            return false;
+        }
+        let made = state.stepper.sleeper();
+        let made = made.map(|made| self.sleeper = Some(made));
+        self.failures.is_ok("sleep", made)
+    }
+
+    /// The sleeper of the thread that steps; `None` if there are no descriptors for one now.
     fn get<S: Stepper>(&mut self, state: &mut State<S>) -> Option<&Sleeper> {
-        if self.sleeper.is_none() {
-            let made = state
-                .stepper
-                .sleeper()
-                .map(|made| self.sleeper = Some(made));
-            if self.failures.is_ok("sleep", made) {
-                state.progress.waker = self.waker();
-            }
+        if self.make(state) {
+            state.progress.waker = self.waker();
         }
         self.sleeper.as_ref()
     }
@@ -75,7 +79,7 @@ impl<S: Stepper> Driver<S> {
         state.progress.threads += 1;
         let mut sleeper = LazySleeper::default();
         // Now, so that its descriptors are not missing later.
-        let _else_later = sleeper.get(&mut state);
+        let _else_later = sleeper.make(&state);
         loop {
             while state.progress.has_stepper && !state.progress.stop {
                 state.progress.standby += 1;
