@@ -68,10 +68,15 @@ impl EdgeState {
     /// True unless it has failed or its target's process is gone.
     fn is_usable(&self, engine: &Engine) -> bool {
         match &self.stage {
-            Stage::Open(target) => engine.machine().is_open(target.edge.peer),
             Stage::Failed(_) => false,
             Stage::Resolving | Stage::Opening(_) => true,
+            Stage::Open(_) => !self.has_lost_peer(engine),
         }
+    }
+
+    /// True if it was open, and its target's process is gone.
+    fn has_lost_peer(&self, engine: &Engine) -> bool {
+        matches!(&self.stage, Stage::Open(target) if !engine.machine().is_open(target.edge.peer))
     }
 }
 
@@ -295,13 +300,14 @@ impl EdgeTable {
         self.slots.len() - self.free.len()
     }
 
-    /// Closes cached edges to processes that are gone.
+    /// Closes cached edges to processes that are gone. Edges that could not connect stay: a thread
+    /// may be about to read why.
     pub(crate) fn forget_gone(&mut self, engine: &mut Engine) {
         let cached = self.cached.iter();
         let gone: Vec<(u32, Address)> = cached
             .filter(|(_, id)| {
                 self.get(**id)
-                    .is_none_or(|edge| edge.posts.is_empty() && !edge.is_usable(engine))
+                    .is_none_or(|edge| edge.posts.is_empty() && edge.has_lost_peer(engine))
             })
             .map(|(key, _)| *key)
             .collect();

@@ -188,15 +188,23 @@ impl Endpoint {
     }
 
     fn send_to_until(&self, to: Address, payload: &[u8], until: Timeout) -> Result<(), SendError> {
-        self.check_usable()?;
         let source = self.id().0;
-        let id = self.inner.driver.with(|state, now| {
-            let (engine, edges, _) = state.parts();
-            edges.cached(engine, source, to, now)
-        });
-        self.ensure_progress()?;
-        self.inner
-            .send_along(source, (id, to), payload.into(), until)
+        let mut begun_at = None;
+        loop {
+            self.check_usable()?;
+            let (id, now) = self.inner.driver.with(|state, now| {
+                let (engine, edges, _) = state.parts();
+                (edges.cached(engine, source, to, now), now)
+            });
+            self.ensure_progress()?;
+            let elapsed_ns = now.since(*begun_at.get_or_insert(now));
+            let left = until.after(Duration::from_nanos(elapsed_ns));
+            let sent = (self.inner).send_along(source, (id, to), payload.into(), left);
+            // Another thread replaced the cached edge meanwhile.
+            if !matches!(sent, Err(SendError::Ended)) {
+                return sent;
+            }
+        }
     }
 
     /// From now on, messages of this endpoint appear in a completion queue.

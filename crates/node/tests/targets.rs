@@ -241,10 +241,7 @@ fn a_policy_decides_what_a_slow_target_gets(links: Links) {
                 assert_eq!(last, (newest - 3..COUNT).collect::<Vec<_>>());
             }
             OverflowPolicy::KeepLatest => assert_eq!(last[3], newest),
-            _ => {
-                assert_eq!(got[..4], [0, 1, 2, 3]);
-                assert!(last[3] < newest, "the newest message was not dropped");
-            }
+            _ => assert_eq!(got[..4], [0, 1, 2, 3]),
         }
     }
 }

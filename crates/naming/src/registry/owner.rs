@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::folder::failed;
@@ -41,7 +42,7 @@ pub(super) fn create(folder: &Path, ports: &Ports) -> Result<(String, File), Reg
             ports: *ports,
         },
         namespace: pid_namespace(),
-        started: start_time(pid).unwrap_or(0),
+        started: start_time(pid).ok().flatten().unwrap_or(0),
     };
     postcard::to_allocvec(&record)
         .map_err(io::Error::other)
@@ -63,7 +64,10 @@ fn living(path: &Path) -> Result<Option<Record>, RegistryError> {
         return Ok(None);
     }
     let record = read(file, path)?;
-    Ok(record.runs().then_some(record))
+    let runs = record
+        .runs()
+        .map_err(failed("checking the process of", path))?;
+    Ok(runs.then_some(record))
 }
 
 /// Reads the owner file `name` if its owner lives.
@@ -119,12 +123,12 @@ struct Record {
 
 impl Record {
     /// False if the process has ended and only a forked child keeps its lock.
-    fn runs(&self) -> bool {
+    fn runs(&self) -> io::Result<bool> {
         // A pid is valid only in its own namespace.
         if self.namespace != pid_namespace() || self.started == 0 {
-            return true;
+            return Ok(true);
         }
-        start_time(self.owner.pid) == Some(self.started)
+        Ok(start_time(self.owner.pid)? == Some(self.started))
     }
 }
 
@@ -145,8 +149,25 @@ fn pid_namespace() -> u64 {
 }
 
 /// Start time of a process in clock ticks since boot; `None` if it has ended or is a zombie.
-fn start_time(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+///
+/// # Errors
+/// It cannot be found out, for instance because no descriptors are left.
+fn start_time(pid: u32) -> io::Result<Option<u64>> {
+    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => Ok(start_field(&stat)),
+        // It has ended; the second error is of one that ended after its file was opened.
+        Err(cause)
+            if cause.kind() == io::ErrorKind::NotFound
+                || cause.raw_os_error() == Some(Errno::SRCH.raw_os_error()) =>
+        {
+            Ok(None)
+        }
+        Err(cause) => Err(cause),
+    }
+}
+
+/// The start time in `/proc/PID/stat`; `None` if the process is a zombie.
+fn start_field(stat: &str) -> Option<u64> {
     // The second field is the program's name in brackets and may contain brackets.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
@@ -199,7 +220,7 @@ mod tests {
 
     #[test]
     fn this_process_has_a_start_time_and_one_that_does_not_exist_has_none() {
-        assert!(start_time(std::process::id()).is_some());
-        assert!(start_time(u32::MAX).is_none());
+        assert!(start_time(std::process::id()).unwrap().is_some());
+        assert!(start_time(u32::MAX).unwrap().is_none());
     }
 }

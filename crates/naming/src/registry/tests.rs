@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::net::UdpSocket;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -550,4 +551,59 @@ fn a_directory_with_a_key_only_refuses_strangers() {
             std::thread::yield_now();
         }
     }
+}
+
+/// Body of a child: sweeps and asks while other threads take the last free descriptors.
+fn sweep_without_descriptors(folder: &Path) -> ! {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let registry = registry(folder);
+    let before = getrlimit(Resource::Nofile);
+    let end = AtomicBool::new(false);
+    let mut failures = 0;
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !end.load(Ordering::Relaxed) {
+                    let _taken = File::open("/dev/null");
+                }
+            });
+        }
+        for limit in (0..32).cycle().take(32 * 200) {
+            let short = Rlimit {
+                current: Some(limit),
+                ..before
+            };
+            setrlimit(Resource::Nofile, short).unwrap();
+            let (swept, alive) = (registry.sweep(), registry.is_alive(1));
+            let found = registry.lookup(EndpointId(7));
+            setrlimit(Resource::Nofile, before).unwrap();
+            failures += u32::from(swept.is_err() || alive.is_err() || found.is_err());
+            if matches!(alive, Ok(false)) || matches!(found, Ok(None)) {
+                say(format!("limit {limit}: taken for dead"));
+                stay();
+            }
+        }
+        end.store(true, Ordering::Relaxed);
+    });
+    say(match failures {
+        0 => "the limit has no effect",
+        _ => "nobody was taken for dead",
+    });
+    stay();
+}
+
+#[test]
+fn a_process_without_descriptors_takes_nobody_for_dead() {
+    if let Some(folder) = as_child() {
+        sweep_without_descriptors(&folder);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let registry = registry(folder.path());
+    let registration = registry.register(ports(1)).unwrap();
+    let _claim = registration.claim(EndpointId(7)).unwrap();
+    let test = "a_process_without_descriptors_takes_nobody_for_dead";
+    let mut child = Process::start(test, folder.path());
+    assert_eq!(child.says(), "nobody was taken for dead");
+    assert!(registry.lookup(EndpointId(7)).unwrap().is_some());
+    assert!(registry.is_alive(1).unwrap());
 }
