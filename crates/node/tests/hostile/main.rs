@@ -181,13 +181,12 @@ impl Victim {
     }
 
     fn packets(&self) -> Packets {
-        let port = inside(self.bed.as_ref(), || packets::port_at(self.directory));
         let bind = |ip: Ipv4Addr| UdpSocket::bind((ip, 0)).expect("a free port");
         let socket = match &self.bed {
             Some(bed) => bed.inside(2, || bind(bed.node(2).addresses[0])),
             None => Ok(bind(Ipv4Addr::LOCALHOST)),
         };
-        Packets::new(socket.expect("the node"), port)
+        Packets::new(socket.expect("the node"), self.node.ports().small)
     }
 
     /// Checks that protected memory is unchanged and that a correct process is served.

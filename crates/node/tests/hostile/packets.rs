@@ -68,21 +68,6 @@ fn wire_address(address: SocketAddr) -> Address {
     }
 }
 
-/// A UDP port at an address of this machine that accepts session packets; not the directory's port.
-pub(crate) fn port_at(directory: SocketAddr) -> SocketAddr {
-    let IpAddr::V4(ip) = directory.ip() else {
-        panic!("{directory} is not of version 4");
-    };
-    let wanted = format!("{:08X}", u32::from_le_bytes(ip.octets()));
-    let sockets = std::fs::read_to_string("/proc/thread-self/net/udp").expect("proc");
-    let mut ports = sockets.lines().skip(1).filter_map(|line| {
-        let (ip, port) = line.split_whitespace().nth(1)?.split_once(':')?;
-        let port = u16::from_str_radix(port, 16).expect("a port");
-        (ip == wanted && port != directory.port()).then_some(port)
-    });
-    SocketAddr::new(directory.ip(), ports.next().expect("it has sockets"))
-}
-
 impl Packets {
     /// Starts a handshake with the process at this port.
     pub(crate) fn new(socket: UdpSocket, to: SocketAddr) -> Packets {
