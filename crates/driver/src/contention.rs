@@ -77,7 +77,7 @@ impl Contention {
         })
     }
 
-    /// Records the end of a wait. Lost updates only change how soon spinning is tried again.
+    /// Records the end of a wait that was allowed to sleep. Lost updates only change how soon spinning is tried again.
     #[inline]
     pub(super) fn on_waited(&self, has_slept: bool) {
         let futile = self.futile_waits.load(Ordering::Relaxed);

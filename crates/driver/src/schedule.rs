@@ -267,13 +267,13 @@ impl<S: Stepper> Driver<S> {
         let mut waiter = None;
         let wait = Wait { until, keys, what };
         let (mut state, now, result) = self.wait_on(state, now, &wait, &mut waiter, condition);
-        self.contention.on_waited(waiter.is_some());
         if let Some(id) = waiter {
             state.waiters.leave(id);
             let recording = !state.waiters.is_empty();
             state.stepper.ready().set_recording(recording);
         }
         if until != Timeout::Zero {
+            self.contention.on_waited(waiter.is_some());
             state.progress.leave(now);
         }
         self.leave(state);
