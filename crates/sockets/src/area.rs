@@ -70,6 +70,15 @@ impl Area {
         unsafe { AtomicU32::from_ptr(self.0.at(at, 4).as_ptr().cast()) }
     }
 
+    /// Takes the memory of a ring from the system.
+    ///
+    /// # Errors
+    /// There is not enough.
+    pub fn allocate(&self, ring: usize) -> io::Result<()> {
+        assert!(ring < 2, "an area has two rings");
+        self.0.allocate(RINGS + ring * RING, RING)
+    }
+
     /// Copies bytes into ring `ring` at position `at` of its stream, wrapping around.
     pub fn write(&self, ring: usize, at: u64, from: &[u8]) {
         let (place, first) = self.place(ring, at, from.len());

@@ -292,7 +292,13 @@ impl Connection {
             return;
         }
         match socket.position() {
-            Some(position) if position == self.reads.now().bytes() => direction.open(position),
+            Some(position) if position == self.reads.now().bytes() => {
+                match agreement.allocate_incoming() {
+                    true => direction.open(position),
+                    // Tried again after twice as many bytes.
+                    false => self.reads.unclaim(),
+                }
+            }
             // Bytes arrived meanwhile, or the connection is closing: try later, or never.
             None => {
                 self.search_at.store(0, Relaxed);

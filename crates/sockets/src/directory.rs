@@ -17,7 +17,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::net::{getpeername, getsockname, sockopt};
 
-use crate::area::{AREA, Area};
+use crate::area::{AREA, Area, RING};
+use crate::headroom::Reservation;
 use crate::kernel;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"dipsock1");
@@ -94,9 +95,21 @@ pub(crate) struct Agreement {
     /// Present in the end that created the memory.
     offer: Option<Offer>,
     name: String,
+    /// The memory of the ring that this end reads, once it is in use.
+    incoming: OnceLock<Reservation>,
 }
 
 impl Agreement {
+    /// Takes memory for the ring that this end reads. False if there should be more of it free
+    /// first.
+    pub(crate) fn allocate_incoming(&self) -> bool {
+        self.incoming.get().is_some()
+            || Reservation::new(RING as u64).is_some_and(|reservation| {
+                let allocated = self.area.allocate(1 - self.index).is_ok();
+                allocated && self.incoming.set(reservation).is_ok()
+            })
+    }
+
     /// True once the peer is known to use the library and to be the same connection: it joined
     /// while the creator's socket, which the caller knows to be open, was open.
     pub(crate) fn is_mutual(&self) -> bool {
@@ -257,6 +270,7 @@ pub(crate) fn join_or_create(fd: BorrowedFd<'_>, make: bool) -> Option<Agreement
         cookie,
         offer: None,
         name,
+        incoming: OnceLock::new(),
     })
 }
 
@@ -302,6 +316,7 @@ fn create(
         cookie,
         offer: Some(offer),
         name,
+        incoming: OnceLock::new(),
     })
 }
 

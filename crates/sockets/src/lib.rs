@@ -4,7 +4,8 @@
 //!
 //! `calls/` replaces the C library's functions; `table.rs` knows which descriptors are
 //! connections, `connection.rs` is one connection, `directory.rs` finds the peer, `mux.rs` is the
-//! protocol between both ends, `area.rs` their shared memory, `kernel.rs` the kernel's socket.
+//! protocol between both ends, `area.rs` their shared memory, `headroom.rs` decides whether there is
+//! enough of it, `kernel.rs` the kernel's socket.
 
 pub mod area;
 #[cfg(feature = "preload")]
@@ -12,6 +13,7 @@ mod calls;
 mod connection;
 mod counter;
 mod directory;
+mod headroom;
 mod kernel;
 pub mod mux;
 mod pointer;
