@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dipole_node::{Address, Config, Endpoint, EndpointId, Links, Node, NodeId};
+use dipole_testbed::built;
 
 const SERVER: Address = Address {
     node: NodeId(1),
@@ -275,20 +276,6 @@ fn a_server_forgets_killed_clients_and_serves_the_others() {
     }
 }
 
-/// Path of the example. Builds it, because `cargo test --test echo` would use an old one.
-fn example() -> PathBuf {
-    let own = std::env::current_exe().expect("this test");
-    let profile = own.parent().and_then(Path::parent).expect("its folders");
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "-q", "-p", "dipole-node"]);
-    build.args(["--example", "echo_server"]);
-    if profile.ends_with("release") {
-        build.arg("--release");
-    }
-    assert!(build.status().expect("cargo").success());
-    profile.join("examples/echo_server")
-}
-
 /// A process that is killed when the test ends.
 struct Server(Child);
 
@@ -316,7 +303,7 @@ fn the_example_serves_a_thousand_clients_some_of_which_are_killed() {
     for links in BOTH {
         let directory = tempfile::tempdir().expect("a directory");
         let runtime = directory.path().join("dipole");
-        let child = command(&example(), &runtime, links)
+        let child = command(&built::example("echo_server"), &runtime, links)
             .arg(SERVER.endpoint.to_string())
             .stderr(Stdio::piped())
             .spawn();

@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod builder;
+pub mod built;
 pub mod c_programs;
 mod cleanup;
 mod damage;

@@ -3,16 +3,13 @@
 
 #![allow(missing_docs, reason = "tests")]
 
-mod common;
-
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
+use dipole_testbed::built::example;
 use dipole_testbed::{Builder, Testbed};
-
-use common::example;
 
 /// Two nodes with an interface on each of two networks, and two slots each.
 fn two_networks() -> Builder {

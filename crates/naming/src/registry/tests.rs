@@ -587,7 +587,7 @@ fn sweep_without_descriptors(folder: &Path) -> ! {
     });
     say(match failures {
         0 => "the limit has no effect",
-        _ => "nobody was taken for dead",
+        _ => "every process was found alive",
     });
     stay();
 }
@@ -603,7 +603,7 @@ fn a_process_without_descriptors_takes_nobody_for_dead() {
     let _claim = registration.claim(EndpointId(7)).unwrap();
     let test = "a_process_without_descriptors_takes_nobody_for_dead";
     let mut child = Process::start(test, folder.path());
-    assert_eq!(child.says(), "nobody was taken for dead");
+    assert_eq!(child.says(), "every process was found alive");
     assert!(registry.lookup(EndpointId(7)).unwrap().is_some());
     assert!(registry.is_alive(1).unwrap());
 }

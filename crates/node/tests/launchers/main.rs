@@ -4,33 +4,15 @@
 
 mod slurm;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
+use dipole_testbed::built;
 use slurm::Cluster;
 
 /// The program that all launchers start: `examples/all_to_all.rs`.
 fn all_to_all() -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let profile = own.parent().and_then(Path::parent).unwrap();
-    let program = profile.join("examples/all_to_all");
-    if !program.exists() {
-        // `cargo test` builds examples, except when it builds this test alone.
-        let mut build = Command::new(env!("CARGO"));
-        build.args([
-            "build",
-            "-q",
-            "-p",
-            "dipole-node",
-            "--example",
-            "all_to_all",
-        ]);
-        if profile.ends_with("release") {
-            build.arg("--release");
-        }
-        assert!(build.status().unwrap().success());
-    }
-    program
+    built::example("all_to_all")
 }
 
 /// A command without the variables of the launcher that started this test.

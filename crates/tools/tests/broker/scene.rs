@@ -15,7 +15,7 @@ use dipole_bpf::hook::{AttachedProgram, attached};
 use dipole_bpf::{Bpf, BpfOptions, FastPath, InterfaceId};
 use dipole_link::udp::UdpOptions;
 use dipole_link::{Class, Link, Udp};
-use dipole_testbed::Testbed;
+use dipole_testbed::{Testbed, built};
 use rustix::net::netdevice::name_to_index;
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
@@ -56,24 +56,10 @@ pub(crate) struct Scene {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// The broker's program, built with the same profile as this test.
+/// The broker's program.
 fn broker_program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let profile = Path::new(env!("CARGO_BIN_EXE_dipole"));
-        let profile = profile.parent().expect("a target directory");
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--package", "dipole-broker"]);
-        build.arg("--manifest-path");
-        build.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml"));
-        build.arg("--target-dir");
-        build.arg(profile.parent().expect("a target directory"));
-        if profile.ends_with("release") {
-            build.arg("--release");
-        }
-        assert!(build.status().expect("cargo runs").success());
-        profile.join("dipole-broker")
-    })
+    PROGRAM.get_or_init(|| built::program("dipole-broker"))
 }
 
 /// Nanoseconds since the first call.

@@ -7,8 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use dipole_testbed::Testbed;
-
-use crate::common::example;
+use dipole_testbed::built::example;
 
 /// Longer than any of these jobs takes.
 const PATIENCE: Duration = Duration::from_secs(60);

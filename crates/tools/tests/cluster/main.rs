@@ -8,8 +8,6 @@
 
 mod beside;
 mod busy_poll;
-#[path = "../common/mod.rs"]
-mod common;
 mod crowd;
 mod fairness;
 mod first;

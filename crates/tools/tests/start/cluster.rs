@@ -8,9 +8,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use dipole_testbed::Testbed;
+use dipole_testbed::built::example;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-use crate::common::example;
 use crate::process::{Process, new_key, said, wait_for};
 
 const NODES: u32 = 4;

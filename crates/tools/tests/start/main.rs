@@ -4,8 +4,6 @@
 
 mod calls;
 mod cluster;
-#[path = "../common/mod.rs"]
-mod common;
 mod process;
 mod rotation;
 mod rules;

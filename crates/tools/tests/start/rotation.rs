@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::Command;
 
 use dipole_node::ClusterKey;
+use dipole_testbed::built::example;
 
 use crate::cluster::{Cluster, Job, assert_gone};
-use crate::common::example;
 
 /// Takes a step of the rotation in the launcher's file and copies the result to an agent.
 fn step(key: &Path, of_agent: &Path, goes_on: bool) -> String {
