@@ -13,7 +13,7 @@ use std::path::Path;
 use sources::{files, read, root, with_extensions};
 
 /// Folders below `crates/`, and our crates that each may depend on. Every crate needs a row.
-const MAY_USE: [(&str, &[&str]); 25] = [
+const MAY_USE: [(&str, &[&str]); 26] = [
     ("proto", &[]),
     ("link", &[]),
     ("bpf", &["link"]),
@@ -36,6 +36,7 @@ const MAY_USE: [(&str, &[&str]); 25] = [
     ("bsp-capi", &["bsp", "model", "reshuffle"]),
     ("reshuffle", &["bsp"]),
     ("capi", &["naming", "node", "group", "streams", "trace"]),
+    ("python", &["node", "group"]),
     ("fabric", &["link", "node", "trace"]),
     ("sockets", &["link"]),
     ("streams", &["node"]),
@@ -66,10 +67,11 @@ const MAY_USE: [(&str, &[&str]); 25] = [
 ];
 
 /// Crates that may have unsafe blocks.
-const MAY_BE_UNSAFE: [&str; 7] = [
+const MAY_BE_UNSAFE: [&str; 8] = [
     "crates/link",
     "crates/bpf",
     "crates/capi",
+    "crates/python",
     "crates/bsp",
     "crates/bsp-capi",
     "crates/fabric",

@@ -188,6 +188,18 @@ impl Node {
         }
     }
 
+    /// Starts the thread that answers peers while no thread of the program makes calls. Edges,
+    /// regions, ports and exported endpoints start it, too.
+    ///
+    /// # Errors
+    /// [`OpenError::Sleep`] if no thread can start; [`OpenError::Forked`].
+    pub fn start_progress(&self) -> Result<(), OpenError> {
+        if self.inner.is_forked() {
+            return Err(OpenError::Forked);
+        }
+        self.inner.ensure_progress().map_err(OpenError::Sleep)
+    }
+
     /// Creates a completion queue for endpoints and edges of this node.
     #[must_use]
     pub fn completion_queue(&self) -> CompletionQueue {

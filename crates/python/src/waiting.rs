@@ -1,0 +1,63 @@
+//! Calls that wait: without the interpreter's lock, until they succeed, the time is over, or a
+//! signal handler of the program raises an exception.
+
+use std::time::{Duration, Instant};
+
+use dipole_node::interruptible;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::error::{Ending, Fault, raise};
+
+/// A signal that arrives while a thread spins does not interrupt its sleep: handlers run after this
+/// time at the latest.
+const SIGNAL_DELAY: Duration = Duration::from_millis(100);
+
+/// How long a call may wait; `None` means for ever.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience(Option<Duration>);
+
+impl Patience {
+    /// From Python's `timeout=` in seconds.
+    pub(crate) fn new(seconds: Option<f64>) -> PyResult<Patience> {
+        let wrong = |_| PyValueError::new_err("timeout must be a number of seconds, not negative");
+        let timeout = seconds.map(Duration::try_from_secs_f64).transpose();
+        Ok(Patience(timeout.map_err(wrong)?))
+    }
+
+    /// True if the call must not wait.
+    pub(crate) fn is_zero(self) -> bool {
+        self.0 == Some(Duration::ZERO)
+    }
+
+    /// The whole time, for calls that are not repeated.
+    pub(crate) fn or(self, default: Duration) -> Duration {
+        self.0.unwrap_or(default)
+    }
+}
+
+/// Repeats a call that waits for at most the given time.
+pub(crate) fn wait<T: Send, F: Fault>(
+    py: Python<'_>,
+    patience: Patience,
+    mut call: impl FnMut(Duration) -> Result<T, F> + Send,
+) -> PyResult<T> {
+    let began = Instant::now();
+    loop {
+        let waited = began.elapsed();
+        let left = patience.0.map(|whole| whole.saturating_sub(waited));
+        let slice = left.map_or(SIGNAL_DELAY, |left| left.min(SIGNAL_DELAY));
+        let done = py.detach(|| interruptible(|| call(slice)));
+        let fault = match done {
+            Ok(value) => return Ok(value),
+            Err(fault) => fault,
+        };
+        py.check_signals()?;
+        match fault.ending() {
+            Ending::Interrupted => {}
+            Ending::TimedOut if patience.0.is_none_or(|whole| began.elapsed() < whole) => {}
+            Ending::TimedOut => return Err(raise(py, &fault.after(began.elapsed()))),
+            Ending::Final => return Err(raise(py, &fault)),
+        }
+    }
+}

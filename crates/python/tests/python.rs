@@ -1,0 +1,76 @@
+//! The package in a Python interpreter: runs the unit tests beside this file.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use dipole_testbed::c_programs::built_library;
+use dipole_testbed::isolated_command;
+
+/// The oldest version whose stable ABI has the buffer protocol.
+const OLDEST: (u32, u32) = (3, 11);
+
+/// An interpreter that can import the module; `None` with a message if no such version is installed.
+fn interpreter() -> Option<PathBuf> {
+    let ask = "import sys; print(sys.executable, *sys.version_info[:2], sep='\\n')";
+    for name in ["python3", "/usr/bin/python3"] {
+        let Ok(said) = Command::new(name).args(["-c", ask]).output() else {
+            continue;
+        };
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        let mut lines = said.lines();
+        let path = lines.next().map(PathBuf::from);
+        let mut number = || lines.next()?.parse().ok();
+        if number().zip(number()).is_some_and(|found| found >= OLDEST) {
+            return path;
+        }
+    }
+    let (major, minor) = OLDEST;
+    eprintln!("SKIPPED: Python {major}.{minor} or newer is not installed");
+    None
+}
+
+/// A folder with the package `dipole` and its native module.
+fn package() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let package = folder.path().join("dipole");
+    std::fs::create_dir(&package).expect("a folder");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("dipole");
+    for entry in std::fs::read_dir(sources).expect("the package") {
+        let path = entry.expect("an entry").path();
+        if path.is_file() {
+            std::fs::copy(&path, package.join(path.file_name().expect("a name"))).expect("a copy");
+        }
+    }
+    let module = built_library("lib_dipole.so");
+    std::fs::copy(module, package.join("_dipole.abi3.so")).expect("a copy");
+    folder
+}
+
+fn passes(test: &str) {
+    let Some(python) = interpreter() else { return };
+    let package = package();
+    let mut command = isolated_command(python);
+    command
+        .args(["-m", "unittest", "-v", test])
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests"))
+        .env("PYTHONPATH", package.path())
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("DIPOLE_NID", "1")
+        .env("DIPOLE_RUNTIME_DIR", package.path().join("runtime"));
+    let ran = command.output().expect("it starts");
+    let said = String::from_utf8_lossy(&ran.stderr);
+    println!("{said}");
+    assert!(ran.status.success(), "{}", ran.status);
+}
+
+#[test]
+fn messages() {
+    passes("test_messages");
+}
+
+#[test]
+fn waiting() {
+    passes("test_waiting");
+}

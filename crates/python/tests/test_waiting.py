@@ -1,0 +1,198 @@
+"""Calls that wait end on time-outs, on KeyboardInterrupt, and when the peer is lost."""
+
+import asyncio
+import os
+import time
+import unittest
+
+import dipole
+from support import PATIENCE, Peer, interrupted_after
+
+SILENT = """
+    import sys, dipole
+    endpoint = dipole.Endpoint(int(sys.argv[1]))
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+ECHO = """
+    import sys, dipole
+    endpoint = dipole.Endpoint(int(sys.argv[1]))
+    print("ready", flush=True)
+    while True:
+        with endpoint.Recv() as message:
+            endpoint.Send(message, to=message.source)
+"""
+
+
+def fill(endpoint):
+    """Sends until there is no more room."""
+    while True:
+        try:
+            endpoint.Send(bytes(1000), timeout=0)
+        except dipole.WouldBlock:
+            return
+
+
+class Waits(unittest.TestCase):
+    def test_each_waiting_call_ends_on_keyboard_interrupt(self):
+        with Peer(SILENT, 20) as peer, dipole.Endpoint() as here:
+            peer.line()
+            there = dipole.Address(dipole.node_id(), 20)
+            here.target(there)
+            edge = here.edge(there)
+            fill(here)
+            # The peer does not read, so nothing is acknowledged either.
+            calls = [
+                here.Recv,
+                here.recv,
+                here.RecvMany,
+                lambda: here.RecvInto(bytearray(10)),
+                lambda: [here.Send(bytes(1000)) for _ in range(100_000)],
+                lambda: [edge.Send(bytes(1000)) for _ in range(100_000)],
+                lambda: here.send("to a missing endpoint", to=dipole.Address(dipole.node_id(), 21)),
+            ]
+            for call in calls:
+                began = time.monotonic()
+                with interrupted_after(0.05), self.assertRaises(KeyboardInterrupt):
+                    call()
+                self.assertLess(time.monotonic() - began, PATIENCE)
+
+    def test_time_outs_say_how_long_and_for_whom(self):
+        with dipole.Endpoint() as here:
+            for given in (0.0, 0.15):
+                began = time.monotonic()
+                with self.assertRaises(dipole.WouldBlock if given == 0 else dipole.TimedOut) as raised:
+                    here.Recv(timeout=given)
+                self.assertGreaterEqual(time.monotonic() - began, given)
+                self.assertIn(str(here.address), str(raised.exception))
+            self.assertIsInstance(raised.exception, TimeoutError)
+            for wrong in (-1, float("nan"), "soon"):
+                with self.assertRaises((ValueError, TypeError)):
+                    here.Recv(timeout=wrong)
+
+    def test_a_killed_peer_is_reported_with_its_address(self):
+        with Peer(SILENT, 22) as peer, dipole.Endpoint() as here:
+            peer.line()
+            there = dipole.Address(dipole.node_id(), 22)
+            here.target(there)
+            here.Send(b"first")
+            peer.kill()
+            with self.assertRaises(ConnectionError) as raised:
+                while True:
+                    here.Send(bytes(1000), timeout=PATIENCE)
+            self.assertIn(str(there), str(raised.exception))
+
+    def test_processes_exchange_messages(self):
+        with Peer(ECHO, 23) as peer, dipole.Endpoint() as here:
+            peer.line()
+            there = dipole.Address(dipole.node_id(), 23)
+            for length in (0, 1, 5000, 3_000_000):
+                sent = os.urandom(length)
+                here.Send(sent, to=there)
+                with here.Recv(PATIENCE) as message:
+                    self.assertEqual(bytes(message), sent)
+
+    def test_a_forked_child_has_a_node_of_its_own(self):
+        with dipole.Endpoint() as here:
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    try:
+                        here.Recv(timeout=0)
+                    except dipole.Closed:
+                        own = dipole.Endpoint()
+                        own.send("from the child", to=here.address)
+                        own.close()
+                        dipole.finalize()
+                        status = 0
+                finally:
+                    os._exit(status)
+            self.assertEqual(here.recv(PATIENCE), "from the child")
+            self.assertEqual(os.waitpid(child, 0)[1], 0)
+
+    def test_what_was_sent_before_the_end_of_the_program_arrives(self):
+        program = """
+            import sys, dipole
+            out = dipole.Endpoint()
+            for number in range(1000):
+                out.send(number, to=dipole.Address(dipole.node_id(), 24))
+        """
+        with dipole.Endpoint(24) as here, Peer(program):
+            self.assertEqual([here.recv(PATIENCE) for _ in range(1000)], list(range(1000)))
+
+
+class Async(unittest.TestCase):
+    def test_tasks_wait_without_blocking_each_other(self):
+        async def main():
+            with dipole.Endpoint() as one, dipole.Endpoint() as two:
+                ticks = 0
+
+                async def tick():
+                    nonlocal ticks
+                    while True:
+                        await asyncio.sleep(0.001)
+                        ticks += 1
+
+                ticking = asyncio.create_task(tick())
+                waiting = asyncio.create_task(one.async_recv())
+                while ticks < 20:
+                    await asyncio.sleep(0.001)
+                self.assertFalse(waiting.done())
+                await two.async_send("now", to=one.address)
+                self.assertEqual(await waiting, "now")
+                ticking.cancel()
+
+        asyncio.run(main())
+
+    def test_a_thousand_messages_between_tasks(self):
+        async def main():
+            with dipole.Endpoint() as one, dipole.Endpoint() as two:
+
+                async def send():
+                    for number in range(1000):
+                        await two.async_send(number, to=one.address)
+
+                sending = asyncio.create_task(send())
+                got = [await one.async_recv() for _ in range(1000)]
+                await sending
+                self.assertEqual(got, list(range(1000)))
+
+        asyncio.run(main())
+
+    def test_a_cancelled_task_loses_no_message(self):
+        async def main():
+            with dipole.Endpoint() as one, dipole.Endpoint() as two:
+                for number in range(20):
+                    waiting = asyncio.create_task(one.async_recv())
+                    await asyncio.sleep(0)
+                    waiting.cancel()
+                    two.send(number, to=one.address)
+                    with self.assertRaises(asyncio.CancelledError):
+                        await waiting
+                    self.assertEqual(await one.async_recv(), number)
+
+        asyncio.run(main())
+
+    def test_closing_ends_tasks_that_wait(self):
+        async def main():
+            endpoint = dipole.Endpoint()
+
+            async def iterate():
+                return [bytes(message) async for message in endpoint]
+
+            iterating = asyncio.create_task(iterate())
+            endpoint.Send(b"only", to=endpoint.address)
+            await asyncio.sleep(0.05)
+            endpoint.close()
+            self.assertEqual(await iterating, [b"only"])
+            with self.assertRaises(dipole.Closed):
+                await endpoint.async_Recv()
+
+        asyncio.run(main())
+        # A second loop works with new endpoints.
+        asyncio.run(main())
+
+
+if __name__ == "__main__":
+    unittest.main()
