@@ -19,7 +19,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Version of the binary interface: the number in the library's soname.
 const INTERFACE: &str = "0";
 /// Packages to build.
-const INSTALLED: [&str; 6] = [
+pub(crate) const INSTALLED: [&str; 6] = [
     "dipole-tools",
     "dipole-broker",
     "dipole-capi",
@@ -111,7 +111,7 @@ impl Item {
 /// Builds the programs and installs them.
 pub(crate) fn install(arguments: &Arguments) -> Result<(), Failure> {
     let prefix = arguments.place.root()?;
-    let built = build(&arguments.profile)?;
+    let built = build(&arguments.profile, &[])?;
     let mut listed = String::new();
     for path in put_all(&built, &arguments.place.prefix, &prefix)? {
         listed += &format!("{}\n", path.display());
@@ -128,14 +128,17 @@ pub(crate) fn install(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Builds the packages; returns the directory with the results.
-pub(crate) fn build(profile: &str) -> Result<PathBuf, Failure> {
+/// Builds what is installed, and `more` packages; returns the directory with the results.
+pub(crate) fn build(profile: &str, more: &[&str]) -> Result<PathBuf, Failure> {
     let mut build = cargo();
     build.args(["build", "--locked", "--profile", profile]);
     match profile {
         // With the same features as the tests, so that nothing is built twice.
         "dev" => build.args(["--workspace", "--lib", "--bins", "--tests"]),
-        _ => build.args(INSTALLED.map(|package| ["-p", package]).as_flattened()),
+        _ => {
+            let packages = INSTALLED.iter().chain(more);
+            build.args(packages.flat_map(|package| ["-p", *package]))
+        }
     };
     run(&mut build)?;
     Ok(target_directory()?.join(match profile {
@@ -156,15 +159,18 @@ pub(crate) fn put_all(built: &Path, prefix: &Path, to: &Path) -> Result<Vec<Path
         let built = items
             .iter()
             .filter(|item| item.mode == mode && matches!(item.content, Content::Built(_)));
-        let stripped = Command::new("strip")
-            .arg(what)
-            .args(built.map(|item| to.join(&item.to)))
-            .status();
-        if !stripped.is_ok_and(|status| status.success()) {
-            eprintln!("xtask: cannot strip: strip failed or is missing (package binutils)");
-        }
+        let built: Vec<PathBuf> = built.map(|item| to.join(&item.to)).collect();
+        strip(&built, what);
     }
     Ok(items.into_iter().map(|item| item.to).collect())
+}
+
+/// Removes symbols from files. They stay as they are, with a message, if that fails.
+pub(crate) fn strip(files: &[PathBuf], what: &str) {
+    let stripped = Command::new("strip").arg(what).args(files).status();
+    if !stripped.is_ok_and(|status| status.success()) {
+        eprintln!("xtask: cannot strip: strip failed or is missing (package binutils)");
+    }
 }
 
 /// Removes the files of an installation.

@@ -10,6 +10,7 @@ mod mpi;
 mod mutants;
 mod nightly;
 mod package;
+mod wheel;
 
 use std::process::ExitCode;
 
@@ -68,6 +69,8 @@ enum Task {
     Mpi(mpi::Task),
     /// Build a Debian package with the files that `install` installs.
     Package(package::Arguments),
+    /// Build a Python wheel with the module and the files that `install` installs.
+    Wheel(wheel::Arguments),
 }
 
 #[derive(clap::Args)]
@@ -92,6 +95,7 @@ fn main() -> ExitCode {
         Task::Uninstall(place) => install::uninstall(&place),
         Task::Mpi(task) => mpi::mpi(&task),
         Task::Package(arguments) => package::package(&arguments),
+        Task::Wheel(arguments) => wheel::wheel(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -44,7 +44,7 @@ pub(crate) fn package(arguments: &Arguments) -> Result<(), Failure> {
                     .to_owned(),
             )
         })?;
-    let built = install::build(&arguments.profile)?;
+    let built = install::build(&arguments.profile, &[])?;
     let place = tempfile::tempdir().map_err(at(&std::env::temp_dir()))?;
     // The mode of the image's root becomes that of the system's root when it is unpacked.
     let image = place.path().join("image");

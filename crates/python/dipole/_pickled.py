@@ -1,4 +1,4 @@
-"""Objects as messages: pickle protocol 5, with large buffers beside the pickle.
+"""Objects as messages: pickle protocol 5, with their large buffers after the pickle.
 
 A message is: number of buffers (u32), length of the pickle (u32), length of each buffer (u64), all
 little-endian; the pickle; the buffers. Pickle and buffers begin at multiples of 16 bytes.

@@ -1,4 +1,4 @@
-//! The package in a Python interpreter: runs the unit tests beside this file.
+//! The package in a Python interpreter: runs the unit tests in this folder.
 
 #![allow(missing_docs, reason = "tests")]
 
