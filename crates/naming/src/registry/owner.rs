@@ -151,7 +151,7 @@ fn pid_namespace() -> u64 {
 /// Start time of a process in clock ticks since boot; `None` if it has ended or is a zombie.
 ///
 /// # Errors
-/// It cannot be found out, for instance because no descriptors are left.
+/// It is unknown, for instance because no descriptors are left.
 fn start_time(pid: u32) -> io::Result<Option<u64>> {
     match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => Ok(start_field(&stat)),
