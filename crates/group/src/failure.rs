@@ -6,7 +6,7 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dipole_proto::wire::{
     GROUP_HEAD_BYTES, GroupCall, GroupEnding, GroupHead, GroupKind, GroupOperation,
@@ -23,6 +23,8 @@ use dipole_node::{Edge, Operation};
 /// process lives, because it retransmits lost packets.
 const GRACE: Duration = Duration::from_millis(100);
 const LONG_GRACE: Duration = Duration::from_secs(1);
+/// Time limit for handling the messages that arrived before a loss was noticed.
+const BACKLOG_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time limit for connecting to a member of an established generation; all of them were there.
 const CONNECTING: Duration = Duration::from_secs(5);
 /// Time limit for announcing the end of a generation.
@@ -193,15 +195,23 @@ impl Group {
         }
     }
 
-    /// Waits for a condition; returns whether it holds.
+    /// Waits for a condition; returns whether it holds. Waits again as long as messages are being
+    /// handled: a thread without its core may find all of them only when the time is over.
     fn wait_for(
         &self,
         patience: Duration,
         is_there: impl Fn(&CollectiveState) -> bool,
     ) -> Result<bool, GroupError> {
-        let shared = &self.shared;
-        let received = (self.port).wait_until(patience, || is_there(&shared.state()));
-        received.map_err(GroupError::Port)
+        let (shared, began) = (&self.shared, Instant::now());
+        loop {
+            let handled = self.port.handled();
+            let received = (self.port).wait_until(patience, || is_there(&shared.state()));
+            let is_there = received.map_err(GroupError::Port)?;
+            let is_over = began.elapsed() >= BACKLOG_TIMEOUT;
+            if is_there || is_over || self.port.handled() == handled {
+                return Ok(is_there);
+            }
+        }
     }
 
     fn rank_number(&self, rank: usize) -> u32 {
