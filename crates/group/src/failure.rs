@@ -195,7 +195,7 @@ impl Group {
         }
     }
 
-    /// Waits for a condition; returns whether it holds. Waits again as long as messages are being
+    /// Waits for a condition; returns whether it holds once the messages that have arrived are
     /// handled: a thread without its core may find all of them only when the time is over.
     fn wait_for(
         &self,
@@ -203,15 +203,19 @@ impl Group {
         is_there: impl Fn(&CollectiveState) -> bool,
     ) -> Result<bool, GroupError> {
         let (shared, began) = (&self.shared, Instant::now());
-        loop {
+        let wait = |timeout| {
+            let received = (self.port).wait_until(timeout, || is_there(&shared.state()));
+            received.map_err(GroupError::Port)
+        };
+        let mut is_there = wait(patience)?;
+        while !is_there && began.elapsed() < patience + BACKLOG_TIMEOUT {
             let handled = self.port.handled();
-            let received = (self.port).wait_until(patience, || is_there(&shared.state()));
-            let is_there = received.map_err(GroupError::Port)?;
-            let is_over = began.elapsed() >= BACKLOG_TIMEOUT;
-            if is_there || is_over || self.port.handled() == handled {
-                return Ok(is_there);
+            is_there = wait(Duration::ZERO)?;
+            if self.port.handled() == handled {
+                break;
             }
         }
+        Ok(is_there)
     }
 
     fn rank_number(&self, rank: usize) -> u32 {
