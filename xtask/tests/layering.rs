@@ -36,7 +36,7 @@ const MAY_USE: [(&str, &[&str]); 26] = [
     ("bsp-capi", &["bsp", "model", "reshuffle"]),
     ("reshuffle", &["bsp"]),
     ("capi", &["naming", "node", "group", "streams", "trace"]),
-    ("python", &["node", "group"]),
+    ("python", &["node", "group", "bsp"]),
     ("fabric", &["link", "node", "trace"]),
     ("sockets", &["link"]),
     ("streams", &["node"]),

@@ -14,6 +14,7 @@ from typing import NamedTuple as _NamedTuple
 
 from . import _dipole
 from ._address import Address
+from ._cluster import Cluster, RankFailed, cluster
 from ._dipole import Edge, Message, Region, finalize, node_id
 from ._endpoint import Endpoint, Port
 from ._endpoint import close_ports as _close_ports
@@ -40,6 +41,7 @@ __all__ = [
     "Address",
     "Cancelled",
     "Closed",
+    "Cluster",
     "ConfigurationError",
     "Edge",
     "Endpoint",
@@ -54,12 +56,14 @@ __all__ = [
     "OperationFailed",
     "PeerGone",
     "Port",
+    "RankFailed",
     "Refused",
     "Region",
     "TimedOut",
     "TooLong",
     "Unreachable",
     "WouldBlock",
+    "cluster",
     "finalize",
     "job",
     "node_id",

@@ -19,12 +19,13 @@ def dumps(value: object) -> bytes:
     """Encodes an object. Buffers such as those of NumPy arrays are copied once."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    raw = [buffer.raw() for buffer in buffers]
+    raw: list[memoryview] = [buffer.raw() for buffer in buffers]
     lengths = [view.nbytes for view in raw]
     head = struct.pack(f"<II{len(raw)}Q", len(raw), len(pickled), *lengths)
     parts: list[bytes | memoryview] = []
-    for part in (head, pickled, *raw):
-        parts += (part, _padding(len(part)))
+    for part in [head, pickled, *raw]:
+        parts.append(part)
+        parts.append(_padding(len(part)))
     return b"".join(parts)
 
 

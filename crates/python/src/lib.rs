@@ -3,6 +3,7 @@
 //! The package `dipole` (folder `dipole/`) adds what is easier to say in Python: pickled messages,
 //! asyncio, addresses and exceptions. Buffers are never copied on the way to or from the library.
 
+mod bsp;
 mod buffer;
 mod edge;
 mod endpoint;
@@ -21,6 +22,8 @@ use pyo3::prelude::*;
 /// The native part of the package.
 #[pymodule]
 mod _dipole {
+    #[pymodule_export]
+    use crate::bsp::Bsp;
     #[pymodule_export]
     use crate::edge::Edge;
     #[pymodule_export]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use dipole_testbed::c_programs::built_library;
-use dipole_testbed::isolated_command;
+use dipole_testbed::{built, isolated_command};
 
 /// The oldest version whose stable ABI has the buffer protocol.
 const OLDEST: (u32, u32) = (3, 11);
@@ -48,9 +48,17 @@ fn package() -> tempfile::TempDir {
     folder
 }
 
+/// The search path with the folder of a program in front.
+fn path_with(program: &Path) -> std::ffi::OsString {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folder = program.parent().map(Path::to_owned);
+    let folders = folder.into_iter().chain(std::env::split_paths(&path));
+    std::env::join_paths(folders).expect("folders of a path")
+}
+
 fn passes(test: &str) {
     let Some(python) = interpreter() else { return };
-    let package = package();
+    let (package, program) = (package(), built::program("dipole"));
     let mut command = isolated_command(python);
     command
         .args(["-m", "unittest", "-v", test])
@@ -58,7 +66,8 @@ fn passes(test: &str) {
         .env("PYTHONPATH", package.path())
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("DIPOLE_NID", "1")
-        .env("DIPOLE_RUNTIME_DIR", package.path().join("runtime"));
+        .env("DIPOLE_RUNTIME_DIR", package.path().join("runtime"))
+        .env("PATH", path_with(&program));
     let ran = command.output().expect("it starts");
     let said = String::from_utf8_lossy(&ran.stderr);
     println!("{said}");
@@ -73,4 +82,14 @@ fn messages() {
 #[test]
 fn waiting() {
     passes("test_waiting");
+}
+
+#[test]
+fn supersteps() {
+    passes("test_bsp");
+}
+
+#[test]
+fn clusters() {
+    passes("test_cluster");
 }
