@@ -39,7 +39,7 @@ fn wheel(folder: &Path) -> PathBuf {
 /// A Python that can make environments; `None` with a message if this machine has none.
 fn python() -> Option<&'static str> {
     let able = "import ensurepip, sys; sys.exit(sys.version_info < (3, 11))";
-    let found = ["python3", "/usr/bin/python3"].into_iter().find(|name| {
+    let found = ["/usr/bin/python3", "python3"].into_iter().find(|name| {
         let tried = Command::new(name).args(["-c", able]).output();
         tried.is_ok_and(|output| output.status.success())
     });

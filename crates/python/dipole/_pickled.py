@@ -22,7 +22,7 @@ def dumps(value: object) -> bytes:
     raw: list[memoryview] = [buffer.raw() for buffer in buffers]
     lengths = [view.nbytes for view in raw]
     head = struct.pack(f"<II{len(raw)}Q", len(raw), len(pickled), *lengths)
-    parts: list[bytes | memoryview] = []
+    parts: list[Any] = []
     for part in [head, pickled, *raw]:
         parts.append(part)
         parts.append(_padding(len(part)))

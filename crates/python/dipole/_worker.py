@@ -33,6 +33,7 @@ def main() -> None:
         if kind == "end":
             program.end()
             return
+        answer: tuple[str, object]
         try:
             function, arguments, options = pickle.loads(call)
             answer = "result", _functions.dumps(function(program, *arguments, **options))

@@ -14,7 +14,7 @@ const OLDEST: (u32, u32) = (3, 11);
 /// An interpreter that can import the module; `None` with a message if no such version is installed.
 fn interpreter() -> Option<PathBuf> {
     let ask = "import sys; print(sys.executable, *sys.version_info[:2], sep='\\n')";
-    for name in ["python3", "/usr/bin/python3"] {
+    for name in ["/usr/bin/python3", "python3"] {
         let Ok(said) = Command::new(name).args(["-c", ask]).output() else {
             continue;
         };
@@ -56,22 +56,32 @@ fn path_with(program: &Path) -> std::ffi::OsString {
     std::env::join_paths(folders).expect("folders of a path")
 }
 
-fn passes(test: &str) {
-    let Some(python) = interpreter() else { return };
-    let (package, program) = (package(), built::program("dipole"));
-    let mut command = isolated_command(python);
+/// A command with the package `dipole` and the program of that name.
+fn with_dipole(program: &Path, package: &Path) -> Command {
+    let mut command = isolated_command(program);
     command
-        .args(["-m", "unittest", "-v", test])
-        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests"))
-        .env("PYTHONPATH", package.path())
+        .env("PYTHONPATH", package)
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("DIPOLE_NID", "1")
-        .env("DIPOLE_RUNTIME_DIR", package.path().join("runtime"))
-        .env("PATH", path_with(&program));
+        .env("DIPOLE_RUNTIME_DIR", package.join("runtime"))
+        .env("PATH", path_with(&built::program("dipole")));
+    command
+}
+
+/// Runs a command that must succeed; returns its output.
+fn run(command: &mut Command) -> String {
     let ran = command.output().expect("it starts");
-    let said = String::from_utf8_lossy(&ran.stderr);
-    println!("{said}");
-    assert!(ran.status.success(), "{}", ran.status);
+    println!("{}", String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "{command:?}: {}", ran.status);
+    String::from_utf8_lossy(&ran.stdout).into_owned()
+}
+
+fn passes(test: &str) {
+    let Some(python) = interpreter() else { return };
+    let package = package();
+    let mut command = with_dipole(&python, package.path());
+    command.args(["-m", "unittest", "-v", test]);
+    run(command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")));
 }
 
 #[test]
@@ -92,4 +102,27 @@ fn supersteps() {
 #[test]
 fn clusters() {
     passes("test_cluster");
+}
+
+#[test]
+fn examples() {
+    let Some(python) = interpreter() else { return };
+    let package = package();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/python");
+    let has_numpy = Command::new(&python).args(["-c", "import numpy"]).output();
+    let has_numpy = has_numpy.is_ok_and(|output| output.status.success());
+    for (name, expected) in [
+        ("work_queue.py", "100 tasks done by 2 workers"),
+        ("parameter_server.py", "parameters: [250, 250,"),
+        ("k_means.py", "[["),
+    ] {
+        if name == "k_means.py" && !has_numpy {
+            eprintln!("SKIPPED: {name}: NumPy is not installed");
+            continue;
+        }
+        let mut job = with_dipole(&built::program("dipole"), package.path());
+        job.args(["run", "-n", "3"]).arg(&python);
+        let output = run(job.arg(folder.join(name)));
+        assert!(output.contains(expected), "{output}");
+    }
 }
