@@ -98,17 +98,24 @@ fn config() -> Result<Config, String> {
     Ok(config)
 }
 
-/// Rank 0 of a job of `dipole run` tells the user to start it otherwise.
+/// Rank 0 of a job of `dipole run` advises users of Open MPI, which needs PMIx.
 fn warn_about_launcher() {
     let is_first = variable("DIPOLE_RANK").as_deref() == Some("0");
-    if let Some(size) = Job::size_unknown_to_mpi()
+    if let Some(size) = Job::size_unknown_to_open_mpi()
         && is_first
+        && is_open_mpi()
     {
         eprintln!(
-            "dipole: `dipole run` started {size} ranks, but to MPI each of them is a job of one \
-             rank; start MPI programs with mpirun or mpiexec (see dipole-mpi-env(1))"
+            "dipole: `dipole run` started {size} ranks, but to Open MPI each of them is a job of \
+             one rank; start programs of Open MPI with mpirun (see dipole-mpi-env(1))"
         );
     }
+}
+
+/// True if Open MPI's libraries are loaded.
+fn is_open_mpi() -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps");
+    maps.is_ok_and(|maps| maps.contains("/libopen-pal."))
 }
 
 fn variable(name: &str) -> Option<String> {

@@ -153,7 +153,8 @@ fn an_mpi_program_under_the_wrong_launcher_is_told_so() {
         ];
         let done = bench.singleton(&program, &variables);
         assert!(done.status.success(), "{done:?}");
-        let told = "`dipole run` started 2 ranks, but to MPI each of them is a job of one rank";
+        let told =
+            "`dipole run` started 2 ranks, but to Open MPI each of them is a job of one rank";
         assert_eq!(done.err.contains(told), warns, "{done:?}");
     }
 }

@@ -72,6 +72,27 @@ fn programs_are_correct_with_mpich() {
 }
 
 #[test]
+fn dipole_run_starts_one_job_of_mpich() {
+    let Some(bench) = Bench::of(Library::Mpich) else {
+        return;
+    };
+    let program = bench.compile("collectives");
+    let job = |ranks| bench.job(&program, ranks).arguments(&["50"]);
+    let done = job(4).run_by_dipole();
+    assert_right(&done, "collectives");
+    assert!(done.out.contains("right on 4 ranks"), "{done:?}");
+    if let Some(why) = Testbed::why_not() {
+        eprintln!("SKIPPED: on two nodes: {why}");
+        return;
+    }
+    let testbed = Testbed::builder().nodes(2).build();
+    let testbed = testbed.expect("a testbed can be made");
+    let done = job(2).testbed(&testbed, &[1, 1]).run_by_dipole();
+    assert_right(&done, "collectives");
+    assert!(done.out.contains("right on 2 ranks"), "{done:?}");
+}
+
+#[test]
 fn programs_are_correct_between_machines_despite_packet_loss() {
     if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");

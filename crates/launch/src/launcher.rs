@@ -22,7 +22,7 @@ use signal_hook::iterator::Signals;
 
 use super::budget::Budget;
 use super::host::{Contact, HostEvent, Reach, State};
-use super::message::{Ending, Secret, ToLauncher, ToShim};
+use super::message::{Ending, Entries, Secret, ToLauncher, ToShim};
 use super::{HostsFile, Program, RunArgs, RunError, descendants, read_pieces};
 use crate::output::Style;
 pub(crate) use loss::OnLoss;
@@ -103,6 +103,7 @@ pub(super) fn launch(args: RunArgs, hosts: &HostsFile, style: Style) -> Result<u
         returning: BTreeMap::new(),
         some_succeeded: false,
         notified_at: None,
+        pmi_barrier: BTreeMap::new(),
         input: Budget::new(INPUT_BUDGET_BYTES),
         print,
         inbox,
@@ -148,6 +149,8 @@ struct Launch {
     some_succeeded: bool,
     /// When missing ranks were last reported.
     notified_at: Option<Instant>,
+    /// What ranks have put, by contact whose ranks are all in a PMI barrier.
+    pmi_barrier: BTreeMap<usize, Entries>,
     input: Budget,
     print: Sender<Print>,
     inbox: Receiver<Event>,
@@ -301,6 +304,14 @@ impl Launch {
             }
             ToLauncher::Exited { rank, ending } => self.on_exit(rank, ending),
             ToLauncher::InputTaken(bytes) => self.input.give(bytes as usize),
+            ToLauncher::PmiBarrier(entries) => {
+                self.pmi_barrier.insert(index, entries);
+                self.end_pmi_barrier();
+            }
+            ToLauncher::PmiAbort { rank, status } => {
+                self.print_message(format!("rank {rank} has aborted the job (MPI_Abort)"));
+                self.fail(status);
+            }
             ToLauncher::Warning(text) => self.on_stderr(index, &text),
             ToLauncher::Hello(hello) => self.start_again(index, &hello, plan),
             ToLauncher::Refused { reason, status } => {
@@ -309,6 +320,18 @@ impl Launch {
                 }
             }
             ToLauncher::Done => {}
+        }
+    }
+
+    /// Ends the barrier of the ranks' MPI library when all hosts with ranks have reached it.
+    fn end_pmi_barrier(&mut self) {
+        let is_there = |index: &usize| self.pmi_barrier.contains_key(index);
+        if !self.pmi_barrier.is_empty() && self.running.values().all(is_there) {
+            let all: Entries = std::mem::take(&mut self.pmi_barrier)
+                .into_values()
+                .flatten()
+                .collect();
+            self.send_to_all(|| ToShim::PmiBarrier(all.clone()));
         }
     }
 
@@ -327,6 +350,8 @@ impl Launch {
         self.event(json!({"event": "exited", "rank": rank, "ending": ending}));
         if ending.status() == 0 {
             self.some_succeeded = true;
+            // The ranks of other hosts may have waited for this one.
+            self.end_pmi_barrier();
             return;
         }
         let (how, settle) = match ending {

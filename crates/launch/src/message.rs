@@ -11,13 +11,18 @@ use rustix::process::WaitStatus;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::pmi::PmiJob;
+
 /// First output of a shim.
-pub(super) const BANNER: &[u8] = b"\ndipole-shim 6\n";
+pub(super) const BANNER: &[u8] = b"\ndipole-shim 7\n";
 /// Written before the banner when the host is reached through an agent that has proven the key.
 pub(super) const BY_AGENT: &[u8] = b"\ndipole-agent\n";
 const LENGTH_BYTES: usize = 4;
 /// Longer than any hosts file with a command line.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
+
+/// Keys and values that ranks have put.
+pub(super) type Entries = Vec<(String, String)>;
 
 /// The first message of a shim.
 #[derive(Debug, Serialize, Deserialize)]
@@ -47,6 +52,7 @@ pub(super) struct Start {
     pub(super) key: Option<Secret>,
     /// Ranks use the key file of the agent that started this shim.
     pub(super) uses_agent_key: bool,
+    pub(super) pmi: PmiJob,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,6 +126,8 @@ pub(super) enum ToShim {
     },
     /// The cluster key of the start message has changed.
     Key(Secret),
+    /// All ranks are in a PMI barrier, and this is what they have put before it.
+    PmiBarrier(Entries),
 }
 
 /// Message from shim to launcher.
@@ -143,6 +151,13 @@ pub(super) enum ToLauncher {
     },
     /// Rank 0 has read this many bytes of its input.
     InputTaken(u32),
+    /// All ranks of this host are in a PMI barrier, and this is what they have put before it.
+    PmiBarrier(Entries),
+    /// A rank has called MPI_Abort.
+    PmiAbort {
+        rank: u32,
+        status: u8,
+    },
     /// A warning of the shim itself.
     Warning(String),
     /// No process is left on this host.

@@ -25,7 +25,9 @@ use super::budget::Budget;
 use super::descendants;
 use super::guard::watch_parent;
 use super::message::{self, BANNER, Hello, RankStart, Secret, Start, Stream, ToLauncher, ToShim};
+use super::mpi;
 use super::placement::share;
+use super::pmi::PmiServer;
 use super::program;
 use super::read_pieces;
 
@@ -115,6 +117,7 @@ fn try_shim(args: &ShimArgs) -> io::Result<()> {
         ranks: Vec::new(),
         input: None,
         readers: Vec::new(),
+        pmi: PmiServer::new(start.pmi.clone(), start.ranks.len(), outbox.clone()),
         outbox,
         budget,
         hosts: None,
@@ -123,6 +126,7 @@ fn try_shim(args: &ShimArgs) -> io::Result<()> {
     host.start(&start)?;
     std::thread::spawn(move || reap(&events));
     host.run(&inbox);
+    host.pmi.close();
     for reader in host.readers.drain(..) {
         let _ = reader.join();
     }
@@ -150,6 +154,7 @@ struct HostRanks {
     hosts: Option<OwnedFd>,
     /// The cluster key, kept open for the ranks to read.
     key: Option<OwnedFd>,
+    pmi: PmiServer,
 }
 
 impl HostRanks {
@@ -190,7 +195,10 @@ impl HostRanks {
             if let Some(directory) = &directory {
                 command.current_dir(directory);
             }
+            // Only this rank may inherit its end of the connection.
+            let connection = self.pmi.connect(rank.rank, &mut command)?;
             self.spawn(rank.rank, command)?;
+            drop(connection);
         }
         self.hosts = hosts;
         self.key = key;
@@ -315,6 +323,7 @@ impl HostRanks {
                     self.signal(Signal::CONT);
                 }
                 Ok(Event::Command(ToShim::Key(key))) => self.replace_key(&key),
+                Ok(Event::Command(ToShim::PmiBarrier(entries))) => self.pmi.end_barrier(entries),
                 Ok(Event::Command(ToShim::Start(_))) | Err(RecvTimeoutError::Timeout) => {}
                 Ok(Event::Disconnected) => sweeping = true,
                 Ok(Event::Died(pid, status)) => self.on_exit(pid, status),
@@ -394,6 +403,7 @@ fn rank_command(start: &Start, rank: &RankStart, cores: Option<&[usize]>) -> io:
         .args(program.into_iter().flatten())
         .env_remove(variables::HOSTS)
         .env_remove(variables::KEY)
+        .envs(mpi::variables())
         .envs(&start.environment)
         .env("DIPOLE_RANK", rank.rank.to_string())
         .stdin(stdin)

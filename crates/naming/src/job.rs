@@ -113,12 +113,12 @@ impl Job {
         variable("DIPOLE_RANK").is_some() || mpi::is_here(&variable) || slurm::is_here(&variable)
     }
 
-    /// The number of ranks, if `dipole run` started this process and no MPI launcher did, so that an
-    /// MPI library takes each rank for a job of its own.
+    /// The number of ranks, if `dipole run` started this process and Open MPI's launcher did not, so
+    /// that Open MPI takes each rank for a job of its own. MPICH learns the number by PMI.
     #[must_use]
-    pub fn size_unknown_to_mpi() -> Option<u32> {
+    pub fn size_unknown_to_open_mpi() -> Option<u32> {
         let size: u32 = variable("DIPOLE_SIZE")?.parse().ok()?;
-        (size > 1 && !mpi::has_several_ranks(&variable)).then_some(size)
+        (size > 1 && !mpi::has_several_ranks_of_open_mpi(&variable)).then_some(size)
     }
 
     /// The main endpoint of this process.

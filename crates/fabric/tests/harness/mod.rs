@@ -9,10 +9,10 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dipole_testbed::Testbed;
 use dipole_testbed::c_programs::{
     Finished, Process, STRICT, built_library, clean_command, compile,
 };
+use dipole_testbed::{Testbed, built};
 
 /// A job that runs longer than this hangs.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -307,6 +307,34 @@ impl<'a> Job<'a> {
             command.args(words);
         }
         command
+    }
+
+    /// Runs the job to its end, started by `dipole run` instead of an MPI launcher.
+    pub(crate) fn run_by_dipole(self) -> Finished {
+        let ranks: u32 = self.nodes.iter().sum();
+        let dipole = built::program("dipole");
+        let mut command = match self.testbed {
+            Some(testbed) => testbed.command(1, dipole),
+            None => clean(dipole),
+        };
+        command.args(["run", "-n", &ranks.to_string()]);
+        match self.testbed {
+            Some(testbed) => {
+                command.arg("--hosts").arg(testbed.hosts_file());
+                command.arg("--rsh").arg(testbed.remote_shell());
+            }
+            None => {
+                command.envs(self.environment(1));
+            }
+        }
+        let folder = self.bench.folder.path().display();
+        let variables = self.bench.library.variables().iter();
+        let variables = variables.map(|(name, value)| format!("{name}={value}"));
+        for variable in variables.chain([format!("FI_PROVIDER_PATH={folder}")]) {
+            command.args(["--env", &variable]);
+        }
+        command.arg(&self.program).args(&self.arguments);
+        Process::start(command.process_group(0)).wait(LIMIT)
     }
 
     /// Runs the job to its end.

@@ -11,6 +11,7 @@ use dipole_node::{ClusterKey, NodeId, variables};
 
 use crate::host::Contact;
 use crate::message::{LocalRank, RankStart, Secret, Start};
+use crate::pmi::PmiJob;
 use crate::{HostsFile, Program, RunArgs, RunError};
 
 /// Variable with the number of earlier starts of a rank.
@@ -21,6 +22,7 @@ pub(super) struct Plan {
     commands: Vec<Vec<OsString>>,
     /// Program and position of each rank.
     ranks: Vec<RankStart>,
+    pmi: PmiJob,
     bind: bool,
     environment: BTreeMap<String, OsString>,
     directory: PathBuf,
@@ -62,6 +64,7 @@ impl Plan {
                 .map(|one| one.command.clone())
                 .collect(),
             ranks: positions(&args.programs, nodes),
+            pmi: PmiJob::new(nodes),
             bind: args.bind,
             environment,
             directory: match &args.wdir {
@@ -109,6 +112,7 @@ impl Plan {
             // a key, but not that it holds both keys during a rotation.
             key: self.key().filter(|_| !contact.by_agent).map(Secret),
             uses_agent_key: contact.by_agent && self.key.is_some(),
+            pmi: self.pmi.clone(),
         }
     }
 }

@@ -61,12 +61,10 @@ pub(super) fn is_innermost(get: Lookup<'_>) -> bool {
                 .any(|variable| get(variable).is_some()))
 }
 
-/// True if a launcher of MPI has started several ranks. A rank without a launcher may set variables for
-/// a job of its own.
-pub(super) fn has_several_ranks(get: Lookup<'_>) -> bool {
-    [OPEN_MPI.size, HYDRA.size]
-        .iter()
-        .any(|variable| get(variable).is_some_and(|size| size != "1"))
+/// True if Open MPI's launcher has started several ranks. A rank without a launcher may set variables
+/// for a job of its own.
+pub(super) fn has_several_ranks_of_open_mpi(get: Lookup<'_>) -> bool {
+    get(OPEN_MPI.size).is_some_and(|size| size != "1")
 }
 
 pub(super) fn is_here(get: Lookup<'_>) -> bool {
