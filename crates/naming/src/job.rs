@@ -27,6 +27,7 @@ use crate::environment::variable;
 
 mod dipole;
 mod error;
+mod flux;
 mod hostlist;
 mod kubernetes;
 mod mpi;

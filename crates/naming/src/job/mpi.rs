@@ -2,7 +2,8 @@
 //!
 //! Open MPI, MPICH's Hydra and other launchers with PMI pass a process its rank and the number of
 //! ranks on its node and in the job, but no nodes. Those come from the hosts file, whose slots are
-//! filled in order; without one all ranks are on this node.
+//! filled in order; without one all ranks are on this node. Flux passes the number of nodes instead
+//! of the number of ranks on this one.
 
 use rustix::process::{getpid, getsid};
 
@@ -35,7 +36,7 @@ const HYDRA: Variables = Variables {
     local_size: "MPI_LOCALNRANKS",
 };
 /// Only Hydra sets it.
-const HYDRA_CONTROL: &str = "HYDI_CONTROL_FD";
+pub(super) const HYDRA_CONTROL: &str = "HYDI_CONTROL_FD";
 /// PMIx passes only the rank; the other numbers are available from its server.
 const PMIX: Variables = Variables {
     rank: "PMIX_RANK",
@@ -88,7 +89,11 @@ pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
             .map(|found| number(variable, found, least, most))
             .transpose()
     };
-    let local_size: Option<u32> = optional(variables.local_size, 1, size)?;
+    let mut local_size: Option<u32> = optional(variables.local_size, 1, size)?;
+    let flux_job = super::flux::job_of_task(get, rank, size);
+    if flux_job.is_some() && super::flux::is_on_one_node(get)? {
+        local_size = Some(size);
+    }
     let local_rank: Option<u32> =
         optional(variables.local_rank, 0, local_size.unwrap_or(size) - 1)?;
     let hosts = hosts_file(get)?;
@@ -98,6 +103,7 @@ pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
         None => JOB_NAMES
             .iter()
             .find_map(|variable| get(variable))
+            .or(flux_job)
             .or_else(|| is_here.then(|| launcher_id(get)))
             .map(|name| id_from_name(&name))
             .ok_or(JobError::Lacking {

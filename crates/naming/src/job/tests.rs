@@ -269,6 +269,50 @@ fn ranks_of_mpirun_on_several_nodes_fill_the_slots_of_the_hosts_file() {
     refused(&[&SLURM, &hosts], "does not have its node n04");
 }
 
+const FLUX: [(&str, &str); 6] = [
+    ("PMI_RANK", "1"),
+    ("PMI_SIZE", "4"),
+    ("FLUX_TASK_RANK", "1"),
+    ("FLUX_JOB_SIZE", "4"),
+    ("FLUX_JOB_NNODES", "1"),
+    ("FLUX_JOB_ID", "ƒabcDEF12"),
+];
+
+#[test]
+fn tasks_of_a_flux_job_know_its_name_and_whether_it_is_on_one_node() {
+    let launched = read(&[&FLUX]).unwrap();
+    assert_eq!(launched.nodes, Nodes::Here);
+    assert_eq!((launched.job.rank, launched.job.size), (1, 4));
+    let peer = [("PMI_RANK", "2"), ("FLUX_TASK_RANK", "2")];
+    assert_eq!(read(&[&FLUX, &peer]).unwrap().job.id, launched.job.id);
+    let other = [("FLUX_JOB_ID", "ƒabcDEF13")];
+    assert_ne!(read(&[&FLUX, &other]).unwrap().job.id, launched.job.id);
+    // On several nodes only the hosts file is missing, not the job's number.
+    let two = [("FLUX_JOB_NNODES", "2")];
+    refused(&[&FLUX, &two], "DIPOLE_HOSTS is not set");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("hosts");
+    std::fs::write(&file, "5 127.0.0.1 slots=2\n6 192.0.2.77 slots=2\n").unwrap();
+    let hosts = [("DIPOLE_HOSTS", file.to_str().unwrap())];
+    let spread = read(&[&FLUX, &two, &hosts]).unwrap().job;
+    assert_eq!(
+        (nodes(&spread), spread.id),
+        (vec![5, 5, 6, 6], launched.job.id)
+    );
+    refused(
+        &[&FLUX, &[("FLUX_JOB_NNODES", "x")]],
+        "FLUX_JOB_NNODES is `x`",
+    );
+    // Another launcher inside the task has ranks and jobs of its own.
+    for inner in [
+        ("PMI_SIZE", "3"),
+        ("PMI_RANK", "0"),
+        ("HYDI_CONTROL_FD", "7"),
+    ] {
+        refused(&[&FLUX, &[inner]], "DIPOLE_JOB is not set");
+    }
+}
+
 const KUBERNETES: [(&str, &str); 3] = [
     ("JOB_COMPLETION_INDEX", "2"),
     ("DIPOLE_SIZE", "3"),
