@@ -149,7 +149,7 @@ struct Launch {
     some_succeeded: bool,
     /// When missing ranks were last reported.
     notified_at: Option<Instant>,
-    /// What ranks have put, by contact whose ranks are all in a PMI barrier.
+    /// Entries that ranks have put, by contact whose ranks are all in a PMI barrier.
     pmi_barrier: BTreeMap<usize, Entries>,
     input: Budget,
     print: Sender<Print>,

@@ -11,8 +11,6 @@ use rustix::process::WaitStatus;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::pmi::PmiJob;
-
 /// First output of a shim.
 pub(super) const BANNER: &[u8] = b"\ndipole-shim 7\n";
 /// Written before the banner when the host is reached through an agent that has proven the key.
@@ -53,6 +51,34 @@ pub(super) struct Start {
     /// Ranks use the key file of the agent that started this shim.
     pub(super) uses_agent_key: bool,
     pub(super) pmi: PmiJob,
+}
+
+/// The facts that ranks learn about their job by PMI.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct PmiJob {
+    pub(super) size: u32,
+    /// The node of each rank, as clients parse it.
+    pub(super) mapping: String,
+}
+
+impl PmiJob {
+    /// A job whose rank r is on `nodes[r]`.
+    pub(super) fn new<N: PartialEq>(nodes: &[N]) -> PmiJob {
+        let mut known: Vec<&N> = Vec::new();
+        let blocks = nodes.chunk_by(|one, other| one == other).map(|block| {
+            let index = known.iter().position(|node| *node == &block[0]);
+            let index = index.unwrap_or_else(|| {
+                known.push(&block[0]);
+                known.len() - 1
+            });
+            format!(",({index},1,{})", block.len())
+        });
+        let mapping = format!("(vector{})", blocks.collect::<String>());
+        PmiJob {
+            size: u32::try_from(nodes.len()).unwrap_or(u32::MAX),
+            mapping,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -244,6 +270,14 @@ pub(super) fn read<M: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<O
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_mapping_lists_blocks_of_ranks_by_node() {
+        let mapping = |nodes: &[u32]| PmiJob::new(nodes).mapping;
+        assert_eq!(mapping(&[1, 1, 1]), "(vector,(0,1,3))");
+        assert_eq!(mapping(&[4, 4, 2, 4]), "(vector,(0,1,2),(1,1,1),(0,1,1))");
+        assert_eq!(PmiJob::new(&[7, 8]).size, 2);
+    }
 
     #[test]
     fn messages_read_back_as_written_and_a_cut_one_is_an_error() {

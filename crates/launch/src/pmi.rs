@@ -16,46 +16,17 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::{FdFlags, fcntl_setfd};
-use serde::{Deserialize, Serialize};
 
-use crate::message::{Entries, ToLauncher};
+use crate::message::{Entries, PmiJob, ToLauncher};
 
 /// Longest line of a client. Its own limit is 1024.
 const MAX_LINE_BYTES: u64 = 4096;
-/// Longest name, key and value that clients are told.
+/// Longest name, key and value, as announced to clients.
 const MAXES: &str = "kvsname_max=256 keylen_max=64 vallen_max=1024";
 /// Name of the only store.
 const STORE: &str = "dipole";
 /// The key under which clients look for the nodes of the ranks.
 const MAPPING: &str = "PMI_process_mapping";
-
-/// What ranks learn about their job.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct PmiJob {
-    pub(super) size: u32,
-    /// Which node each rank is on, as clients parse it.
-    pub(super) mapping: String,
-}
-
-impl PmiJob {
-    /// A job whose rank r is on `nodes[r]`.
-    pub(super) fn new<N: PartialEq>(nodes: &[N]) -> PmiJob {
-        let mut known: Vec<&N> = Vec::new();
-        let blocks = nodes.chunk_by(|one, other| one == other).map(|block| {
-            let index = known.iter().position(|node| *node == &block[0]);
-            let index = index.unwrap_or_else(|| {
-                known.push(&block[0]);
-                known.len() - 1
-            });
-            format!(",({index},1,{})", block.len())
-        });
-        let mapping = format!("(vector{})", blocks.collect::<String>());
-        PmiJob {
-            size: u32::try_from(nodes.len()).unwrap_or(u32::MAX),
-            mapping,
-        }
-    }
-}
 
 /// Serves the ranks of this host.
 #[derive(Clone)]
@@ -271,14 +242,6 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
-
-    #[test]
-    fn the_mapping_lists_blocks_of_ranks_by_node() {
-        let mapping = |nodes: &[u32]| PmiJob::new(nodes).mapping;
-        assert_eq!(mapping(&[1, 1, 1]), "(vector,(0,1,3))");
-        assert_eq!(mapping(&[4, 4, 2, 4]), "(vector,(0,1,2),(1,1,1),(0,1,1))");
-        assert_eq!(PmiJob::new(&[7, 8]).size, 2);
-    }
 
     /// A client of a server, as MPI libraries have one.
     struct Client(BufReader<UnixStream>);

@@ -42,6 +42,9 @@ pub use placement::RankPlacement;
 /// Maximum number of ranks of a job.
 pub const MAX_RANKS: u32 = 65_536;
 
+/// A variable that only Hydra sets.
+const HYDRA_CONTROL: &str = "HYDI_CONTROL_FD";
+
 /// Looks up a variable; an empty one counts as unset.
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 

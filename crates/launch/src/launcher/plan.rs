@@ -10,8 +10,7 @@ use dipole_node::job::write_ranks;
 use dipole_node::{ClusterKey, NodeId, variables};
 
 use crate::host::Contact;
-use crate::message::{LocalRank, RankStart, Secret, Start};
-use crate::pmi::PmiJob;
+use crate::message::{LocalRank, PmiJob, RankStart, Secret, Start};
 use crate::{HostsFile, Program, RunArgs, RunError};
 
 /// Variable with the number of earlier starts of a rank.

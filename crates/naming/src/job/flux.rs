@@ -1,10 +1,9 @@
-//! What Flux tells the tasks of its jobs beyond PMI's rank and size.
+//! Variables of Flux for the tasks of its jobs, beyond PMI's rank and size.
 //!
 //! # Source
 //! flux-environment(7).
 
-use super::mpi::HYDRA_CONTROL;
-use super::{JobError, Lookup, MAX_RANKS, number};
+use super::{HYDRA_CONTROL, JobError, Lookup, MAX_RANKS, number};
 
 /// The name of the Flux job whose task this process is.
 ///

@@ -9,8 +9,8 @@ use rustix::process::{getpid, getsid};
 
 use super::peers::{hosts_file, is_own};
 use super::{
-    Job, JobError, Launched, Launcher, Lookup, MAX_RANKS, Nodes, given_id, id_from_name, number,
-    required_number,
+    HYDRA_CONTROL, Job, JobError, Launched, Launcher, Lookup, MAX_RANKS, Nodes, given_id,
+    id_from_name, number, required_number,
 };
 use crate::address::NodeId;
 use crate::hosts::Hosts;
@@ -35,8 +35,6 @@ const HYDRA: Variables = Variables {
     local_rank: "MPI_LOCALRANKID",
     local_size: "MPI_LOCALNRANKS",
 };
-/// Only Hydra sets it.
-pub(super) const HYDRA_CONTROL: &str = "HYDI_CONTROL_FD";
 /// PMIx passes only the rank; the other numbers are available from its server.
 const PMIX: Variables = Variables {
     rank: "PMIX_RANK",
