@@ -68,7 +68,7 @@ impl Port {
         port.as_ref().map_or(0, ActivePort::handled)
     }
 
-    /// Closes the port, after its function has returned.
+    /// Closes the port, after its function has returned. The answer of that call may be lost.
     fn close(&self, py: Python<'_>) {
         let port = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(port));
