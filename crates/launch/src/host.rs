@@ -29,6 +29,18 @@ pub(super) enum HostEvent {
 /// How long output on standard error may arrive after the end of the messages.
 const LAST_ERRORS_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Starts a process on a node of this Slurm job, with the job's cores and within its limits.
+const SRUN: [&str; 8] = [
+    "srun",
+    "--overlap",
+    "--nodes=1",
+    "--ntasks=1",
+    "--unbuffered",
+    "--mpi=none",
+    "--cpu-bind=none",
+    "--quiet",
+];
+
 /// How to reach hosts.
 pub(super) struct Reach<'a> {
     /// Command line of the remote shell; if empty, `ssh` with options that never prompt.
@@ -39,6 +51,8 @@ pub(super) struct Reach<'a> {
     pub(super) own_node: Option<NodeId>,
     /// With a cluster key, agents are tried first.
     pub(super) has_key: bool,
+    /// The hosts are a Slurm allocation, on whose nodes `srun` starts processes.
+    pub(super) is_allocated: bool,
     /// The hosts come from an agent, not from a file that the user wrote.
     pub(super) is_discovered: bool,
     /// Number of ranks of the job, and its command, for the rules of agents.
@@ -164,6 +178,14 @@ fn guard_arguments(host: &Host, reach: &Reach<'_>, own: &Path) -> Vec<OsString> 
         return Vec::new();
     }
     let mut arguments: Vec<OsString> = vec!["--".into()];
+    let mut line = quoted(reach.program.as_os_str());
+    line.push(" guard");
+    if let (true, true, Some(name)) = (reach.is_allocated, reach.shell.is_empty(), &host.name) {
+        arguments.extend(SRUN.map(OsString::from));
+        arguments.push(format!("--nodelist={name}").into());
+        arguments.extend(["sh".into(), "-c".into(), line]);
+        return arguments;
+    }
     // An explicit way to reach the host takes precedence over its agent.
     if reach.has_key && reach.shell.is_empty() && host.ssh.is_none() {
         let addresses: Vec<String> = host.directories().iter().map(ToString::to_string).collect();
@@ -197,8 +219,6 @@ fn guard_arguments(host: &Host, reach: &Reach<'_>, own: &Path) -> Vec<OsString> 
         Some(destination) => destination.to_string().into(),
         None => host.address.to_string().into(),
     });
-    let mut line = quoted(reach.program.as_os_str());
-    line.push(" guard");
     arguments.push(line);
     arguments
 }
@@ -207,6 +227,7 @@ fn is_here(host: &Host, reach: &Reach<'_>) -> bool {
     match &host.ssh {
         Some(destination) => &**destination == "local",
         None if reach.own_node == Some(host.node) => true,
+        None if reach.is_allocated => false,
         // An address that can be bound belongs to this machine.
         None => reach.shell.is_empty() && UdpSocket::bind((host.address, 0)).is_ok(),
     }
@@ -276,6 +297,7 @@ mod tests {
             program: Path::new("/opt/my tools/dipole"),
             own_node: own_node.map(NodeId),
             has_key,
+            is_allocated: false,
             is_discovered,
             ranks: 3,
             job: "sort big".to_owned(),
@@ -297,6 +319,32 @@ mod tests {
         assert_eq!(by_ssh[by_ssh.len() - 1], "'/opt/my tools/dipole' guard");
         let given = words("1 127.0.0.1", &["into", "-q"], None);
         assert_eq!(given[..4], ["--", "into", "-q", "127.0.0.1"]);
+    }
+
+    #[test]
+    fn a_node_of_a_slurm_job_is_reached_by_srun() {
+        let hosts = Hosts::parse("1 127.0.0.1 name=n1\n2 127.0.0.1 port=9 name=n2").unwrap();
+        let reach = Reach {
+            shell: &[],
+            program: Path::new("/opt/dipole"),
+            own_node: Some(NodeId(1)),
+            has_key: true,
+            is_allocated: true,
+            is_discovered: false,
+            ranks: 2,
+            job: String::new(),
+        };
+        let words = |index| {
+            let host = hosts.iter().nth(index).unwrap();
+            guard_arguments(host, &reach, Path::new("/d"))
+        };
+        assert!(words(0).is_empty(), "it runs here");
+        let other = words(1);
+        assert_eq!(other[1], "srun");
+        assert_eq!(
+            other[9..],
+            ["--nodelist=n2", "sh", "-c", "/opt/dipole guard"]
+        );
     }
 
     #[test]

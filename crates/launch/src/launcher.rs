@@ -12,7 +12,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use dipole_node::hosts::Host;
-use dipole_node::job::node_from_env;
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::json;
 use signal_hook::consts::{
@@ -171,7 +170,8 @@ impl Launch {
         let reach = Reach {
             shell: &shell,
             program: args.dipole.as_deref().unwrap_or(&own),
-            own_node: node_from_env().map_err(RunError::Environment)?,
+            own_node: hosts.own_node,
+            is_allocated: hosts.is_allocated,
             has_key: hosts.key.is_some(),
             is_discovered: hosts.hosts.is_from_agent(),
             ranks: args.ranks,

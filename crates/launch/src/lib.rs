@@ -37,7 +37,7 @@ use clap::{Args, Parser};
 use dipole_naming::environment;
 use dipole_naming::lines::{self, FileError};
 use dipole_node::hosts::Hosts;
-use dipole_node::job::{self, JobError};
+use dipole_node::job::{self, Job, JobError};
 use dipole_node::{ClusterKey, KeyError, NodeId, variables};
 
 pub use guard::{GuardArgs, RankExecArgs, guard, rank_exec};
@@ -58,7 +58,8 @@ pub struct RunArgs {
           value_parser = clap::value_parser!(u32).range(1..=i64::from(job::MAX_RANKS)))]
     ranks: u32,
     /// Hosts file, whose slots are filled in order, or `agent` for the nodes that this node's agent
-    /// knows [default: $DIPOLE_HOSTS, else this machine only]
+    /// knows [default: $DIPOLE_HOSTS, else the nodes of this Slurm job, else this
+    /// machine only]
     #[arg(long, value_name = "FILE|agent")]
     hosts: Option<PathBuf>,
     /// Command to reach a host, run as CMD DEST COMMAND-LINE [default: its agent if there is a
@@ -232,6 +233,10 @@ struct HostsFile {
     hosts: Hosts,
     text: Option<String>,
     key: Option<ClusterKey>,
+    /// This machine, if it is known which of the hosts it is.
+    own_node: Option<NodeId>,
+    /// The hosts are a Slurm allocation.
+    is_allocated: bool,
 }
 
 /// Stands for the hosts file that the agent of this node writes.
@@ -244,14 +249,24 @@ fn load_hosts(given: Option<&Path>) -> Result<HostsFile, RunError> {
         other => other.map(Path::to_owned),
     };
     let file = given.or_else(environment::hosts_file);
+    let own_node = job::node_from_env().map_err(RunError::Environment)?;
     let Some(file) = file else {
-        let node = job::node_from_env()
-            .map_err(RunError::Environment)?
-            .unwrap_or(NodeId(1));
+        if let Some(allocation) = Job::allocation().map_err(RunError::Environment)? {
+            let lines = allocation.hosts.iter().map(|host| host.line() + "\n");
+            return Ok(HostsFile {
+                text: Some(lines.collect()),
+                hosts: allocation.hosts,
+                key,
+                own_node: allocation.own,
+                is_allocated: true,
+            });
+        }
         return Ok(HostsFile {
-            hosts: Hosts::local_only(node),
+            hosts: Hosts::local_only(own_node.unwrap_or(NodeId(1))),
             text: None,
             key,
+            own_node,
+            is_allocated: false,
         });
     };
     let text = lines::read("hosts file", &file).map_err(RunError::Hosts)?;
@@ -265,6 +280,8 @@ fn load_hosts(given: Option<&Path>) -> Result<HostsFile, RunError> {
         hosts,
         text: Some(text),
         key,
+        own_node,
+        is_allocated: false,
     })
 }
 

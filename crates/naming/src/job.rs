@@ -38,6 +38,7 @@ mod slurm;
 pub use dipole::write_ranks;
 pub use error::{JobError, Launcher};
 pub use placement::RankPlacement;
+pub use slurm::Allocation;
 
 /// Maximum number of ranks of a job.
 pub const MAX_RANKS: u32 = 65_536;
@@ -123,6 +124,14 @@ impl Job {
     pub fn size_unknown_to_open_mpi() -> Option<u32> {
         let size: u32 = variable("DIPOLE_SIZE")?.parse().ok()?;
         (size > 1 && !mpi::has_several_ranks_of_open_mpi(&variable)).then_some(size)
+    }
+
+    /// The nodes of the Slurm allocation that this process may start programs on, if it is in one.
+    ///
+    /// # Errors
+    /// Slurm's variables are wrong, or the name of a node is unknown.
+    pub fn allocation() -> Result<Option<Allocation>, JobError> {
+        slurm::allocation(&variable)
     }
 
     /// The main endpoint of this process.

@@ -83,7 +83,7 @@ pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
         job,
         nodes: Nodes::Names(NodeNames {
             names: (0..size).map(|index| pattern.name(index)).collect(),
-            own: rank as usize,
+            own: Some(rank as usize),
             port: DEFAULT_DIRECTORY_PORT,
             timeout: NAME_TIMEOUT,
         }),

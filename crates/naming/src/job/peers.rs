@@ -22,8 +22,8 @@ const WARN_AFTER: Duration = Duration::from_secs(2);
 pub(super) struct NodeNames {
     /// Host names or IP addresses.
     pub(super) names: Vec<String>,
-    /// The index of this node.
-    pub(super) own: usize,
+    /// The index of this node, if it is one of them.
+    pub(super) own: Option<usize>,
     /// The directory's port of the first node at an address; further nodes at the same address use
     /// the following ports.
     pub(super) port: u16,
@@ -65,7 +65,9 @@ impl NodeNames {
             found.push(wait_for(name, started, self.timeout, resolve)?);
         }
         let mut addresses = of_one_family(&found);
-        addresses[self.own] = self.own_address(&addresses);
+        if let Some(own) = self.own {
+            addresses[own] = own_address(addresses[own], &addresses);
+        }
         let mut at_address: HashMap<IpAddr, u16> = HashMap::new();
         let mut entries = Vec::with_capacity(addresses.len());
         for (index, (address, name)) in addresses.into_iter().zip(&self.names).enumerate() {
@@ -88,16 +90,15 @@ impl NodeNames {
         }
         Ok(Hosts::of(entries))
     }
+}
 
-    /// This node's address as other nodes see it. Many systems resolve their own name to the
-    /// loopback address, at which other nodes cannot reach it.
-    fn own_address(&self, addresses: &[IpAddr]) -> IpAddr {
-        let own = addresses[self.own];
-        let elsewhere = addresses.iter().find(|address| !address.is_loopback());
-        match elsewhere {
-            Some(peer) if own.is_loopback() => source_address(*peer).unwrap_or(own),
-            _ => own,
-        }
+/// This node's address as other nodes see it. Many systems resolve their own name to the loopback
+/// address, at which other nodes cannot reach it.
+fn own_address(own: IpAddr, addresses: &[IpAddr]) -> IpAddr {
+    let elsewhere = addresses.iter().find(|address| !address.is_loopback());
+    match elsewhere {
+        Some(peer) if own.is_loopback() => source_address(*peer).unwrap_or(own),
+        _ => own,
     }
 }
 
@@ -153,7 +154,7 @@ mod tests {
     fn names(names: &[&str], own: usize) -> NodeNames {
         NodeNames {
             names: names.iter().map(|name| (*name).to_owned()).collect(),
-            own,
+            own: Some(own),
             port: 7000,
             timeout: Duration::from_secs(30),
         }
@@ -228,13 +229,12 @@ mod tests {
     #[test]
     fn an_own_name_that_means_loopback_gives_way_to_the_address_the_others_see() {
         // 127.0.0.1 exists on every machine.
-        let alone = names(&["a", "b"], 0);
         assert_eq!(
-            alone.own_address(&[ip("127.0.1.1"), ip("127.0.0.1")]),
+            own_address(ip("127.0.1.1"), &[ip("127.0.1.1"), ip("127.0.0.1")]),
             ip("127.0.1.1")
         );
         assert_eq!(
-            alone.own_address(&[ip("10.0.0.1"), ip("10.0.0.2")]),
+            own_address(ip("10.0.0.1"), &[ip("10.0.0.1"), ip("10.0.0.2")]),
             ip("10.0.0.1")
         );
         assert_eq!(source_address(ip("127.0.0.1")).unwrap(), ip("127.0.0.1"));

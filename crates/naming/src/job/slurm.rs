@@ -3,6 +3,8 @@
 //! The variables of the step take precedence over those of the job, because a step may use only
 //! some of the job's nodes. A batch script and an interactive shell are steps too, but not tasks.
 
+use std::time::Duration;
+
 use super::hostlist::{self, MAX_NAMES};
 use super::peers::NodeNames;
 use super::{
@@ -18,6 +20,8 @@ const FIRST_OWN_STEP: u32 = 0xffff_ff00;
 /// dynamically.
 const FIRST_PORT: u16 = 10_000;
 const PORTS: u64 = 20_000;
+/// How long the name of a node may take to become known.
+const NAME_TIMEOUT: Duration = Duration::from_secs(10);
 /// Distance between the ports of consecutive jobs, for their steps.
 const PORTS_PER_JOB: u64 = 31;
 
@@ -91,9 +95,65 @@ fn known_by_name(names: Vec<String>, own: usize, job: u32, step: u32) -> Nodes {
     let offset = (u64::from(job) * PORTS_PER_JOB + u64::from(step)) % PORTS;
     Nodes::Names(NodeNames {
         names,
-        own,
+        own: Some(own),
         port: FIRST_PORT + u16::try_from(offset).unwrap_or_default(),
-        timeout: std::time::Duration::from_secs(10),
+        timeout: NAME_TIMEOUT,
+    })
+}
+
+/// Nodes that Slurm has allocated.
+#[derive(Debug)]
+pub struct Allocation {
+    /// The nodes, with their names and with as many slots as Slurm counts tasks, else CPUs.
+    pub hosts: Hosts,
+    /// This node, if it is one of them.
+    pub own: Option<NodeId>,
+}
+
+/// The allocation of this batch script or interactive shell; `None` outside one, and in the task of
+/// a step.
+pub(super) fn allocation(get: Lookup<'_>) -> Result<Option<Allocation>, JobError> {
+    if is_here(get) {
+        return Ok(None);
+    }
+    let (Some(_), Some(list)) = (get("SLURM_JOB_ID"), get("SLURM_JOB_NODELIST")) else {
+        return Ok(None);
+    };
+    let names = expanded("SLURM_JOB_NODELIST", list)?;
+    let slots = slots_per_node(get, names.len())?;
+    let own = get("SLURMD_NODENAME");
+    let own = own.and_then(|own| names.iter().position(|name| *name == own));
+    // All jobs of a user share a node's directory; each user's has a port of its own.
+    let uid = u64::from(rustix::process::geteuid().as_raw());
+    let resolved = NodeNames {
+        names,
+        own,
+        port: FIRST_PORT + u16::try_from(uid * PORTS_PER_JOB % PORTS).unwrap_or_default(),
+        timeout: NAME_TIMEOUT,
+    }
+    .resolve()?;
+    let with_slots = |(host, slots): (&Host, usize)| Host {
+        slots: u32::try_from(slots).unwrap_or(u32::MAX),
+        ..host.clone()
+    };
+    Ok(Some(Allocation {
+        hosts: Hosts::of(resolved.iter().zip(slots).map(with_slots).collect()),
+        own: own.map(node_at),
+    }))
+}
+
+/// The number of tasks of each node, else of its CPUs.
+fn slots_per_node(get: Lookup<'_>, nodes: usize) -> Result<Vec<usize>, JobError> {
+    let variables = ["SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"];
+    let found = variables.iter().find_map(|name| Some((*name, get(name)?)));
+    let Some((variable, text)) = found else {
+        return Ok(vec![1; nodes]);
+    };
+    let slots = parse_tasks(&text).filter(|slots| slots.len() == nodes);
+    slots.ok_or_else(|| JobError::Bad {
+        variable,
+        found: shortened(text),
+        expected: format!("a number for each of {nodes} nodes as in `2(x3),1`"),
     })
 }
 
@@ -135,6 +195,10 @@ fn either(
 
 fn node_names(get: Lookup<'_>) -> Result<Vec<String>, JobError> {
     let (variable, list) = either(get, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")?;
+    expanded(variable, list)
+}
+
+fn expanded(variable: &'static str, list: String) -> Result<Vec<String>, JobError> {
     hostlist::expand(&list).map_err(|error| JobError::Bad {
         variable,
         found: shortened(list),
@@ -225,6 +289,38 @@ fn shortened(mut value: String) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_allocation_is_used_by_its_shell_and_not_by_its_tasks() {
+        let variables = |more: &[(&'static str, &'static str)]| {
+            let mut all = vec![
+                ("SLURM_JOB_ID", "7"),
+                ("SLURM_JOB_NODELIST", "127.0.0.[11-13]"),
+                ("SLURM_JOB_CPUS_PER_NODE", "2(x2),5"),
+            ];
+            all.extend(more);
+            move |name: &str| {
+                let found = all.iter().rev().find(|(known, _)| *known == name);
+                found.map(|(_, value)| (*value).to_owned())
+            }
+        };
+        let found = allocation(&variables(&[("SLURMD_NODENAME", "127.0.0.12")]));
+        let found = found.unwrap().unwrap();
+        let slots: Vec<u32> = found.hosts.iter().map(|host| host.slots).collect();
+        assert_eq!((slots, found.own), (vec![2, 2, 5], Some(NodeId(2))));
+        let tasks = variables(&[("SLURM_TASKS_PER_NODE", "1(x3)")]);
+        let found = allocation(&tasks).unwrap().unwrap();
+        assert!(found.hosts.iter().all(|host| host.slots == 1));
+        assert_eq!(found.own, None);
+        let task = variables(&[("SLURM_PROCID", "0"), ("SLURM_STEP_ID", "0")]);
+        assert!(allocation(&task).unwrap().is_none());
+        let batch = variables(&[("SLURM_PROCID", "0"), ("SLURM_STEP_ID", "4294967291")]);
+        assert!(allocation(&batch).unwrap().is_some());
+        let wrong = variables(&[("SLURM_JOB_CPUS_PER_NODE", "2(x2)")]);
+        let error = allocation(&wrong).unwrap_err().to_string();
+        assert!(error.contains("SLURM_JOB_CPUS_PER_NODE"), "{error}");
+        assert!(allocation(&|_| None).unwrap().is_none());
+    }
 
     #[test]
     fn tasks_per_node_unfold_or_are_refused() {

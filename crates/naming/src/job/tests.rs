@@ -56,7 +56,7 @@ fn a_slurm_task_finds_its_rank_and_every_node_by_name() {
         panic!("{:?}", launched.nodes);
     };
     assert_eq!(names.names.join(" "), "n03 n04 m1 m2");
-    assert_eq!(names.own, 2);
+    assert_eq!(names.own, Some(2));
     let cyclic = [
         ("SLURM_DISTRIBUTION", "cyclic:block"),
         ("SLURM_PROCID", "6"),
@@ -328,7 +328,7 @@ fn a_pod_of_an_indexed_job_is_a_node_of_its_own() {
         panic!("no names");
     };
     assert_eq!(names.names, ["sum-0.sum", "sum-1.sum", "sum-2.sum"]);
-    assert_eq!((names.own, names.port), (2, 7411));
+    assert_eq!((names.own, names.port), (Some(2), 7411));
     for (variable, value, wanted) in [
         (
             "DIPOLE_SIZE",

@@ -139,6 +139,54 @@ fn a_slurm_step_is_a_job_on_named_nodes() {
     assert!(said.contains("use srun --distribution=block"), "{said}");
 }
 
+/// Number of processes with this command line.
+fn running(command: &str) -> usize {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let lines = processes.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+    let wanted = command.replace(' ', "\0") + "\0";
+    lines.filter(|line| *line == wanted.as_bytes()).count()
+}
+
+#[test]
+fn dipole_run_in_a_batch_script_uses_the_nodes_of_the_job() {
+    let daemons = ["slurmctld", "slurmd", "sbatch", "munged"];
+    if !has_all(&daemons, "slurm-wlm munge") || !slurm::may_start() {
+        return;
+    }
+    let cluster = Cluster::start(3);
+    let (dipole, program) = (built::program("dipole"), all_to_all());
+    let dipole = dipole.display();
+    let batch = |ranks: &str| {
+        let mut output = cluster.sbatch(ranks).output().unwrap();
+        output.stdout = std::fs::read(cluster.log("out")).unwrap();
+        output
+    };
+    let output = batch(&format!("{dipole} run -n 6 {}", program.display()));
+    assert_all_right(&output, 6);
+    let report = "echo $DIPOLE_RANK on $DIPOLE_NID by ${SLURM_STEP_NODELIST:-$SLURMD_NODENAME}";
+    let output = batch(&format!("{dipole} run -n 6 sh -c '{report}'"));
+    let said = String::from_utf8_lossy(&output.stdout);
+    for rank in 0..6 {
+        let node = rank / 2 + 1;
+        let line = format!("{rank} on {node} by n{node}");
+        assert!(said.lines().any(|one| one == line), "{line}: {said}");
+    }
+    let output = batch(&format!("{dipole} run -n 7 true"));
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("take 6 in all"), "{said}");
+    let failing = "test $DIPOLE_RANK -ne 4 || exit 3; sleep 60";
+    let output = batch(&format!("{dipole} run -n 6 sh -c '{failing}'"));
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+
+    let sleep = format!("sleep 6{}", std::process::id());
+    let mut job = cluster.sbatch(&format!("{dipole} run -n 6 {sleep}"));
+    let mut job = job.stdout(Stdio::null()).spawn().unwrap();
+    cluster.wait_until("all ranks run", || running(&sleep) == 6);
+    cluster.scancel();
+    assert!(!job.wait().unwrap().success());
+    cluster.wait_until("no rank is left", || running(&sleep) == 0);
+}
+
 fn mpirun(ranks: usize, program: &mut dyn FnMut(&mut Command)) -> Output {
     let mut command = clean("mpirun");
     let ranks = ranks.to_string();

@@ -105,6 +105,26 @@ impl Cluster {
         command
     }
 
+    /// `sbatch` of a script with this text on three nodes, whose output goes to `out`.
+    pub(crate) fn sbatch(&self, text: &str) -> Command {
+        let script = self.folder().join("script");
+        std::fs::write(&script, format!("#!/bin/sh\n{text}\n")).unwrap();
+        let mut command = super::clean("sbatch");
+        self.with_environment(&mut command);
+        command.args(["--time=2", "--overcommit", "-N3", "-n6", "--parsable"]);
+        command.arg(format!("--chdir={}", self.folder().display()));
+        command.arg(format!("--output={}", self.log("out").display()));
+        command.arg("--wait").arg(script);
+        command
+    }
+
+    /// Cancels all jobs.
+    pub(crate) fn scancel(&self) {
+        let mut command = super::clean("scancel");
+        self.with_environment(command.arg("--user=root"));
+        assert!(command.status().unwrap().success());
+    }
+
     fn with_environment<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         let path = std::env::var("PATH").unwrap_or_default();
         command
@@ -113,7 +133,7 @@ impl Cluster {
             .stdin(Stdio::null())
     }
 
-    fn log(&self, name: &str) -> PathBuf {
+    pub(crate) fn log(&self, name: &str) -> PathBuf {
         self.folder().join(format!("{name}.out"))
     }
 
@@ -128,7 +148,7 @@ impl Cluster {
         self.daemons.push((name.to_owned(), child));
     }
 
-    fn wait_until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+    pub(crate) fn wait_until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
         let started = Instant::now();
         while !is_so() {
             if started.elapsed() > PATIENCE {
