@@ -27,7 +27,7 @@ mod quota;
 mod server;
 
 use std::fs::Permissions;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -152,6 +152,7 @@ fn start_log() -> Result<(), BrokerError> {
         .with_max_level(level)
         .with_writer(io::stderr)
         .with_target(false)
+        .with_ansi(io::stderr().is_terminal())
         .init();
     Ok(())
 }
