@@ -108,7 +108,7 @@ impl Endpoint {
             "keep-latest" => OverflowPolicy::KeepLatest,
             other => {
                 return Err(PyValueError::new_err(format!(
-                    "`{other}` is no policy: use wait, drop-newest, drop-oldest or keep-latest"
+                    "`{other}` is not a policy: use wait, drop-newest, drop-oldest or keep-latest"
                 )));
             }
         };

@@ -41,7 +41,7 @@ fn merge(op: &str, kind: &str) -> PyResult<Merge> {
         "max" => Combine::Max,
         other => {
             return Err(PyValueError::new_err(format!(
-                "`{other}` is no operation: use sum, min or max"
+                "`{other}` is not an operation: use sum, min or max"
             )));
         }
     };

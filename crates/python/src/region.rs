@@ -42,7 +42,7 @@ impl Region {
                 "update" => given.update = true,
                 other => {
                     return Err(PyValueError::new_err(format!(
-                        "`{other}` is no right: use get, put or update"
+                        "`{other}` is not a right: use get, put or update"
                     )));
                 }
             }

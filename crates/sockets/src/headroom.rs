@@ -30,7 +30,7 @@ impl Reservation {
     pub(crate) fn new(bytes: u64) -> Option<Reservation> {
         let reservation = Reservation(bytes);
         let reserved = RESERVED.fetch_add(bytes, AcqRel) + bytes;
-        // A shortage of descriptors is no time for experiments either.
+        // Without descriptors this cannot be known; TCP needs none.
         let bounds = bounds().ok()?;
         let fits = |bound: &Bound| bound.admits(bytes, reserved);
         bounds.iter().all(fits).then_some(reservation)
