@@ -70,7 +70,7 @@ enum Task {
     /// Build a Debian package with the files that `install` installs.
     Package(package::Arguments),
     /// Build a Python wheel with the module and the files that `install` installs.
-    Wheel(wheel::Arguments),
+    Wheel(package::Arguments),
 }
 
 #[derive(clap::Args)]

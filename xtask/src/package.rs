@@ -23,15 +23,15 @@ const DESCRIPTION: &str = "low-latency messages over ordinary networks
  libraries and headers for C (dipole, BSPlib), a provider of libfabric for MPI,
  manual pages, and systemd units of the agent, of which none is started.";
 
-/// Options of `package`.
+/// Options of `package` and `wheel`.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Directory for the package
     #[arg(long, value_name = "DIR", default_value = ".")]
-    output: PathBuf,
+    pub(crate) output: PathBuf,
     /// Cargo profile
     #[arg(long, default_value = "dist")]
-    profile: String,
+    pub(crate) profile: String,
 }
 
 /// Builds the package and prints its path.

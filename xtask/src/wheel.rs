@@ -12,10 +12,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use clap::Args;
-
 use crate::command::{Failure, at, output_of, root};
 use crate::install;
+use crate::package::Arguments;
 use archive::Archive;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -24,17 +23,6 @@ const PYTHON: &str = "cp311-abi3";
 /// Files that have no place in a user's environment: static libraries, services, the privileged
 /// broker.
 const LEFT_OUT: [&str; 3] = ["lib/systemd", "sbin", "share/dipole"];
-
-/// Options of `wheel`.
-#[derive(Args)]
-pub(crate) struct Arguments {
-    /// Directory for the wheel
-    #[arg(long, value_name = "DIR", default_value = ".")]
-    output: PathBuf,
-    /// Cargo profile
-    #[arg(long, default_value = "dist")]
-    profile: String,
-}
 
 /// Builds the wheel and prints its path.
 pub(crate) fn wheel(arguments: &Arguments) -> Result<(), Failure> {
@@ -137,18 +125,15 @@ fn platform(files: &[PathBuf]) -> Result<String, Failure> {
     let symbols = output_of(Command::new("objdump").arg("-T").args(files)).ok_or_else(|| {
         Failure::Text("objdump failed or is missing (package binutils)".to_owned())
     })?;
-    let version = |text: &str| -> Option<(u32, u32)> {
+    let minor_version = |text: &str| -> Option<u32> {
         let rest = text.trim_matches(['(', ')']).strip_prefix("GLIBC_2.")?;
-        Some((2, rest.split('.').next()?.parse().ok()?))
+        rest.split('.').next()?.parse().ok()
     };
-    let newest = symbols.split_whitespace().filter_map(version).max();
-    let (major, minor) = newest.ok_or_else(|| {
+    let newest = symbols.split_whitespace().filter_map(minor_version).max();
+    let minor = newest.ok_or_else(|| {
         Failure::Text("the files need no GNU C library: build on glibc".to_owned())
     })?;
-    Ok(format!(
-        "manylinux_{major}_{minor}_{}",
-        std::env::consts::ARCH
-    ))
+    Ok(format!("manylinux_2_{minor}_{}", std::env::consts::ARCH))
 }
 
 fn metadata() -> Result<String, Failure> {

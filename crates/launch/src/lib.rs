@@ -42,6 +42,7 @@ use dipole_node::{ClusterKey, KeyError, NodeId, variables};
 
 pub use guard::{GuardArgs, RankExecArgs, guard, rank_exec};
 pub(crate) use message::Stream;
+pub use mpi::installed_provider;
 pub use reach::{ReachArgs, reach};
 pub use shim::{ShimArgs, shim};
 

@@ -40,7 +40,7 @@ struct Shared {
     /// Number of ranks on this host.
     local: usize,
     state: Mutex<State>,
-    /// A barrier has ended, or ranks have gone.
+    /// A barrier has ended, or the job is ending.
     changed: Condvar,
 }
 
@@ -189,7 +189,7 @@ impl PmiServer {
         (!state.closed).then_some(())
     }
 
-    /// A rank has ended: the others do not wait for it. They find no address of it if it was needed.
+    /// A rank has ended: the others do not wait for it, and do not find its address.
     fn leave(&self) {
         let mut state = self.lock();
         state.gone += 1;

@@ -72,14 +72,17 @@ impl Bsp {
             if end && done.is_ok() {
                 state.process = None;
             }
-            // Whether it succeeded or not, nothing refers to them any more.
-            state.destinations.clear();
-            state.unregistered.clear();
-            Some(done)
+            // Whether it succeeded or not, nothing refers to them any more. They are released without
+            // the lock, which a thread with the interpreter may be waiting for.
+            let unused = (
+                std::mem::take(&mut state.destinations),
+                std::mem::take(&mut state.unregistered),
+            );
+            Some((done, unused))
         });
         match done {
-            Some(Ok(())) => Ok(()),
-            Some(Err(failure)) => Err(failed(py, &failure)),
+            Some((Ok(()), _unused)) => Ok(()),
+            Some((Err(failure), _unused)) => Err(failed(py, &failure)),
             None => Err(ended(py)),
         }
     }

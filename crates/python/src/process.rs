@@ -54,8 +54,8 @@ pub(crate) fn node_id(py: Python<'_>) -> PyResult<u32> {
     Ok(node(py)?.id().0)
 }
 
-/// Waits until everything sent is acknowledged, for at most `timeout` seconds (default:
-/// as when a C program ends), and closes the node. The next endpoint opens a new one.
+/// Waits until everything sent is acknowledged, for at most `timeout` seconds (5 by default), and
+/// closes the node. The next endpoint opens a new one.
 #[pyfunction]
 #[pyo3(signature = (timeout=None))]
 pub(crate) fn finalize(py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {

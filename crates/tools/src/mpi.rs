@@ -68,13 +68,13 @@ impl Library {
 
 /// The provider that belongs to this program: installed with it, or built next to it.
 pub(crate) fn provider() -> Option<PathBuf> {
-    let program = std::env::current_exe().ok()?.canonicalize().ok()?;
-    let folder = program.parent()?;
-    let installed = folder.join("../lib/libfabric/libdipole-fi.so");
-    let built = folder.join("libdipole_fi.so");
-    [installed, built]
-        .into_iter()
-        .find_map(|path| path.canonicalize().ok())
+    dipole_launch::installed_provider().or_else(|| {
+        let program = std::env::current_exe().ok()?.canonicalize().ok()?;
+        program
+            .with_file_name("libdipole_fi.so")
+            .canonicalize()
+            .ok()
+    })
 }
 
 /// All variables of a library, with the provider's folder.
