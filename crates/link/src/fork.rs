@@ -5,11 +5,27 @@
 
 use std::io;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 const PAGE_BYTES: usize = 4096;
+
+/// How often this process has been restored from an image.
+static INCARNATION: AtomicU64 = AtomicU64::new(0);
+
+/// Number of restorations of this process from an image. What is registered in the kernel does not
+/// outlive one.
+#[inline]
+#[must_use]
+pub fn incarnation() -> u64 {
+    INCARNATION.load(Ordering::Relaxed)
+}
+
+/// Notes that this process has just been restored from an image.
+pub fn begin_incarnation() {
+    INCARNATION.fetch_add(1, Ordering::Relaxed);
+}
 
 /// A mark that a forked child does not inherit.
 #[derive(Debug)]

@@ -4,9 +4,11 @@
 //! may miss the other's write. If one side is about to sleep, it can make all other processes
 //! execute a fence (`membarrier(2)`), so that they need none of their own.
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use libc::c_int;
+
+use crate::fork::incarnation;
 
 // As in the kernel's `linux/membarrier.h`.
 const GLOBAL_EXPEDITED: c_int = 1 << 1;
@@ -21,21 +23,28 @@ fn call(command: c_int) -> bool {
 /// Lets other processes force a fence on this one. False if the system cannot do that: then this
 /// process must use fences of its own.
 pub fn register() -> bool {
-    static IS_ACCEPTED: OnceLock<bool> = OnceLock::new();
-    *IS_ACCEPTED.get_or_init(|| call(REGISTER_GLOBAL_EXPEDITED))
+    /// The next [`incarnation`] to register, doubled; odd if the last one was accepted.
+    static REGISTERED: AtomicU64 = AtomicU64::new(0);
+    let (known, due) = (REGISTERED.load(Ordering::Relaxed), 2 * (incarnation() + 1));
+    if known & !1 == due {
+        return known & 1 == 1;
+    }
+    let is_accepted = call(REGISTER_GLOBAL_EXPEDITED);
+    REGISTERED.store(due | u64::from(is_accepted), Ordering::Relaxed);
+    is_accepted
 }
 
 /// Forces a fence on every [registered](register) process, and on this thread.
 pub fn fence_other_processes() {
-    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    fence(Ordering::SeqCst);
     // If the system call is missing, no process is registered.
     let _done = call(GLOBAL_EXPEDITED);
-    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    fence(Ordering::SeqCst);
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, compiler_fence};
+    use std::sync::atomic::{AtomicBool, AtomicU32, compiler_fence};
 
     use super::*;
 

@@ -51,8 +51,13 @@ struct Service {
     binds: Mutex<(Vec<SocketAddr>, Authenticator)>,
 }
 
-/// Process and registry. The pid is included because threads do not survive a fork.
-type Key = (u32, PathBuf);
+/// Process and registry. The process is included because threads survive neither a fork nor a
+/// restoration from an image.
+type Key = ((u32, u64), PathBuf);
+
+fn own_process() -> (u32, u64) {
+    (std::process::id(), dipole_link::fork::incarnation())
+}
 
 struct Entry {
     service: Arc<Service>,
@@ -75,7 +80,7 @@ impl Directory {
     /// # Errors
     /// The lock file cannot be opened, or no thread can be started.
     pub fn start(registry: &Registry, binds: Vec<SocketAddr>) -> Result<Directory, RegistryError> {
-        let key = (std::process::id(), registry.path().to_owned());
+        let key = (own_process(), registry.path().to_owned());
         let mut services = services();
         if let Some(entry) = services.get_mut(&key) {
             entry.users += 1;
@@ -118,7 +123,7 @@ impl Directory {
 impl Drop for Directory {
     fn drop(&mut self) {
         // A forked child does not own the service.
-        if self.service.key.0 != std::process::id() {
+        if self.service.key.0 != own_process() {
             return;
         }
         if let Some(entry) = services()
