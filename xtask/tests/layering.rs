@@ -13,7 +13,7 @@ use std::path::Path;
 use sources::{files, read, root, with_extensions};
 
 /// Folders below `crates/`, and our crates that each may depend on. Every crate needs a row.
-const MAY_USE: [(&str, &[&str]); 26] = [
+const MAY_USE: [(&str, &[&str]); 27] = [
     ("proto", &[]),
     ("link", &[]),
     ("bpf", &["link"]),
@@ -32,7 +32,8 @@ const MAY_USE: [(&str, &[&str]); 26] = [
     ),
     ("group", &["proto", "node"]),
     ("trace", &["link"]),
-    ("bsp", &["link", "model", "node", "trace"]),
+    ("checkpoint", &["link"]),
+    ("bsp", &["checkpoint", "link", "model", "node", "trace"]),
     ("bsp-capi", &["bsp", "model", "reshuffle"]),
     ("reshuffle", &["bsp"]),
     ("capi", &["naming", "node", "group", "streams", "trace"]),
@@ -40,7 +41,7 @@ const MAY_USE: [(&str, &[&str]); 26] = [
     ("fabric", &["link", "node", "trace"]),
     ("sockets", &["link"]),
     ("streams", &["node"]),
-    ("launch", &["naming", "node"]),
+    ("launch", &["checkpoint", "naming", "node"]),
     ("agent", &["launch", "naming", "node", "bpf"]),
     ("broker", &["bpf"]),
     ("page", &[]),
@@ -53,8 +54,20 @@ const MAY_USE: [(&str, &[&str]); 26] = [
     (
         "tools",
         &[
-            "launch", "agent", "bench", "proto", "link", "bpf", "naming", "model", "node", "group",
-            "bsp", "page", "trace",
+            "launch",
+            "agent",
+            "bench",
+            "checkpoint",
+            "proto",
+            "link",
+            "bpf",
+            "naming",
+            "model",
+            "node",
+            "group",
+            "bsp",
+            "page",
+            "trace",
         ],
     ),
     (
@@ -67,8 +80,9 @@ const MAY_USE: [(&str, &[&str]); 26] = [
 ];
 
 /// Crates that may have unsafe blocks.
-const MAY_BE_UNSAFE: [&str; 8] = [
+const MAY_BE_UNSAFE: [&str; 9] = [
     "crates/link",
+    "crates/checkpoint",
     "crates/bpf",
     "crates/capi",
     "crates/python",

@@ -1,0 +1,44 @@
+//! Images of processes, without privileges and without changes to the program.
+//!
+//! [`take`] forks: the program goes on at once, and a child writes the image from a frozen copy of
+//! the memory. [`restore`] replaces the calling process by the one in an image. [`Store`] keeps the
+//! images of a job in a directory; a set of them counts only when it is complete.
+//!
+//! # Source
+//! `bsp-protocols-thesis`, ch. 8: at a barrier, local checkpoints are a global one.
+
+// On other processors nothing calls most of this.
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+
+mod descriptors;
+mod error;
+mod image;
+mod machine;
+mod maps;
+mod store;
+
+#[cfg(target_arch = "x86_64")]
+mod capture;
+#[cfg(target_arch = "x86_64")]
+mod context;
+#[cfg(target_arch = "x86_64")]
+mod handover;
+#[cfg(target_arch = "x86_64")]
+mod restore;
+#[cfg(target_arch = "x86_64")]
+mod thread;
+#[cfg(not(target_arch = "x86_64"))]
+mod unsupported;
+
+#[cfg(target_arch = "x86_64")]
+pub use capture::take;
+pub use descriptors::close_inherited;
+pub use error::{CaptureError, Outcome, RestoreError};
+#[doc(hidden)]
+pub use image::is_intact;
+pub use image::{Identity, Image, ImageError};
+#[cfg(target_arch = "x86_64")]
+pub use restore::restore;
+pub use store::{Set, Store, StoreError};
+#[cfg(not(target_arch = "x86_64"))]
+pub use unsupported::{restore, take};
