@@ -229,9 +229,10 @@ void bsp_move_cpp(void *payload, int size, int line, const char *file);
 int bsp_hpmove_cpp(void **tag, void **payload, int line, const char *file);
 
 /*
- * MulticoreBSP's checkpoints: mcbsp_checkpoint(3). They are not supported: the program ends
- * where a checkpoint would be made.
+ * Checkpoints: bsp_checkpoint(3). One is taken at the end of the superstep in which any process
+ * requests it. The others are MulticoreBSP's.
  */
+void bsp_checkpoint(void);
 void mcbsp_checkpoint(void);
 void mcbsp_enable_checkpoints(void);
 void mcbsp_disable_checkpoints(void);
@@ -388,6 +389,7 @@ BSP_CALL_AT_(void, bsp_fold, (op.op, src, dst, nbytes),
              bsp_any_operator_ op, const void *src, void *dst, bsp_size_t nbytes, BSP_PLACE_)
 BSP_CALL_AT_(void, bsp_scan, (op.op, src, dst, nbytes),
              bsp_any_operator_ op, const void *src, void *dst, bsp_size_t nbytes, BSP_PLACE_)
+BSP_CALL_AT_(void, bsp_checkpoint, (), BSP_PLACE_)
 BSP_CALL_AT_(void, mcbsp_checkpoint, (), BSP_PLACE_)
 #undef BSP_CALL_AT_
 #undef BSP_CALL_
@@ -424,6 +426,7 @@ using namespace bsp_calls_;
 #define bsp_get_tag(...) BSP_AT_(bsp_get_tag(__VA_ARGS__))
 #define bsp_move(...) BSP_AT_(bsp_move(__VA_ARGS__))
 #define bsp_hpmove(...) BSP_AT_(bsp_hpmove(__VA_ARGS__))
+#define bsp_checkpoint() BSP_AT_(bsp_checkpoint())
 #define mcbsp_checkpoint() BSP_AT_(mcbsp_checkpoint())
 #define bsp_predict(...) BSP_AT_(bsp_predict(__VA_ARGS__))
 #define bsp_bcast(...) BSP_AT_(bsp_bcast(__VA_ARGS__))

@@ -1,9 +1,9 @@
-//! MulticoreBSP's checkpoint calls, as in a build of its library without checkpoints: frequencies are
-//! stored, and the program ends where a checkpoint would be made.
+//! Requests for checkpoints, ours and MulticoreBSP's. A checkpoint is taken at the end of the
+//! superstep in which any process requests it.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::section::{Site, refuse};
+use crate::section::{Site, call, refuse};
 
 /// Supersteps between two checkpoints; 0 for never.
 static FREQUENCY: AtomicUsize = AtomicUsize::new(0);
@@ -13,25 +13,38 @@ const UNSET: usize = usize::MAX;
 static IS_ENABLED: AtomicBool = AtomicBool::new(true);
 static SINCE_LAST: AtomicUsize = AtomicUsize::new(0);
 
-const UNSUPPORTED: &str =
-    "libbsp makes no checkpoints: let the program save its own state between two calls of bsp_sync";
+const NO_PLACE: &str = "the job was started without a place for checkpoints: start it with dipole run \
+    --checkpoint-every or --checkpoint-dir";
 
-/// Ends the program if a checkpoint would be made at the end of this superstep.
+/// Requests a checkpoint if the program wants one at the end of this superstep.
 #[inline]
 pub(crate) fn count_superstep() {
     let frequency = FREQUENCY.load(Ordering::Relaxed);
     if frequency > 0 && IS_ENABLED.load(Ordering::Relaxed) {
         let since_last = SINCE_LAST.fetch_add(1, Ordering::Relaxed) + 1;
         if since_last >= frequency {
-            refuse(Site::of("bsp_sync"), UNSUPPORTED);
+            SINCE_LAST.store(0, Ordering::Relaxed);
+            request("bsp_sync");
         }
     }
 }
 
-/// Ends the program, because checkpoints are not supported.
+fn request(name: &'static str) {
+    if !call(name, |part| Ok(part.process.request_checkpoint())) {
+        refuse(Site::of(name), NO_PLACE);
+    }
+}
+
+/// Requests a checkpoint at the end of this superstep.
+#[unsafe(no_mangle)]
+pub extern "C" fn bsp_checkpoint() {
+    request("bsp_checkpoint");
+}
+
+/// Requests a checkpoint at the end of this superstep.
 #[unsafe(no_mangle)]
 pub extern "C" fn mcbsp_checkpoint() {
-    refuse(Site::of("mcbsp_checkpoint"), UNSUPPORTED);
+    request("mcbsp_checkpoint");
 }
 
 /// Counts supersteps again.

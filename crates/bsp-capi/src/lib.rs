@@ -20,7 +20,7 @@ mod section;
 mod text;
 
 pub use checkpoint::{
-    mcbsp_checkpoint, mcbsp_disable_checkpoints, mcbsp_enable_checkpoints,
+    bsp_checkpoint, mcbsp_checkpoint, mcbsp_disable_checkpoints, mcbsp_enable_checkpoints,
     mcbsp_get_checkpoint_frequency, mcbsp_get_safe_checkpoint_frequency,
     mcbsp_set_checkpoint_frequency, mcbsp_set_safe_checkpoint_frequency,
 };

@@ -1,5 +1,6 @@
 //! How messages move between ranks that share no memory.
 
+mod connection;
 mod endpoint;
 mod tcp;
 
@@ -11,14 +12,28 @@ use dipole_node::RegionMemory;
 
 use crate::failure::Failure;
 
+pub use connection::Connection;
+pub(crate) use connection::{job, machine};
 pub use endpoint::Endpoints;
-pub(crate) use endpoint::link_name;
 pub use tcp::Tcp;
 
 /// Moves messages between ranks: in order between two ranks, without loss or duplicates.
 pub trait Carrier {
     /// Type of received messages.
     type Message: Deref<Target = [u8]>;
+
+    /// Opens the links again after the process was restored from an image.
+    ///
+    /// # Errors
+    /// The links cannot be opened, or this carrier has none of its own.
+    fn reopen() -> Result<Connection<Self>, Failure>
+    where
+        Self: Sized,
+    {
+        Err(Failure::NotSaved(
+            "its links are not those of a launched job".to_owned(),
+        ))
+    }
 
     /// True if another message can be sent now.
     ///
@@ -136,6 +151,10 @@ impl Deref for AnyMessage {
 
 impl Carrier for AnyCarrier {
     type Message = AnyMessage;
+
+    fn reopen() -> Result<Connection<AnyCarrier>, Failure> {
+        Connection::open_again()
+    }
 
     fn has_room(&mut self) -> Result<bool, Failure> {
         match self {

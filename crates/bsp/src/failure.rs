@@ -46,6 +46,9 @@ pub enum Failure {
         /// The rank that owns the memory.
         rank: u32,
     },
+    /// The program could not be saved, or not continue from an image.
+    #[error("checkpoint: {0}")]
+    NotSaved(String),
     /// The launcher's environment variables do not give a valid rank.
     #[error("{0}")]
     Job(#[from] job::JobError),

@@ -2,6 +2,7 @@
 
 mod abort;
 mod calls;
+mod checkpoint;
 mod collective_state;
 mod open_memory;
 mod pacer;
@@ -24,6 +25,7 @@ use crate::superstep::exchange::{Exchange, Outgoing};
 use crate::superstep::queue::{Queue, Queued};
 use crate::superstep::schedule::Order;
 use crate::trace::Tracer;
+use checkpoint::Checkpoints;
 use collective_state::CollectiveState;
 use dipole_model::{Machine, Slots};
 use open_memory::OpenMemory;
@@ -68,6 +70,8 @@ pub struct Process<C: Carrier> {
     /// Cost of a superstep, as rank 0 knows it.
     machine: Machine,
     trace: Option<Box<Tracer>>,
+    /// `None` if the job was started without a folder for them.
+    checkpoints: Option<Box<Checkpoints>>,
 }
 
 impl<C: Carrier> Process<C> {

@@ -293,7 +293,7 @@ static void life_sync_by_another_thread(void)
     pthread_join(thread, NULL);
 }
 
-/* rank 0, superstep 1: mcbsp_checkpoint: libbsp makes no checkpoints: let the program save its own state between two calls of bsp_sync */
+/* rank 0, superstep 1: mcbsp_checkpoint: the job was started without a place for checkpoints: start it with dipole run --checkpoint-every or --checkpoint-dir */
 static void life_checkpoint(void)
 {
     begin();
@@ -302,7 +302,7 @@ static void life_checkpoint(void)
     end();
 }
 
-/* alone: rank 0, superstep 3: bsp_sync: libbsp makes no checkpoints: let the program save its own state between two calls of bsp_sync */
+/* alone: rank 0, superstep 3: bsp_sync: the job was started without a place for checkpoints: start it with dipole run --checkpoint-every or --checkpoint-dir */
 static void life_checkpoint_that_is_due(void)
 {
     begin();

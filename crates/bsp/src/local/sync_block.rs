@@ -42,6 +42,7 @@ const INLINE_REPLIES: usize = 8;
 
 const PULLS: u32 = 1;
 const HAS_COLLECTIVES: u32 = 2;
+const CHECKPOINT: u32 = 4;
 /// The length of inline records is stored above the flags.
 const INLINE_LEN_SHIFT: u32 = 8;
 
@@ -77,6 +78,8 @@ pub(crate) struct Arrival<'a> {
     pub(crate) get_from: &'a [u64],
     /// It copies memory outside of windows, or another rank copies its memory.
     pub(crate) pulls: bool,
+    /// It requests a checkpoint when the superstep has ended.
+    pub(crate) checkpoint: bool,
     /// Position and length of its encoded collective calls in its window, if there are any.
     pub(crate) collectives: Option<(usize, usize)>,
     /// Its records, if they are short, go to a single rank of the node, and there are no collective
@@ -206,7 +209,8 @@ impl<'a> SyncBlock<'a> {
     pub(crate) fn set_arrival(&self, epoch: u32, arrival: Arrival<'_>) {
         let line = SyncBlock::line(epoch);
         let collectives = arrival.collectives.map_or(0, |_| HAS_COLLECTIVES);
-        let mut flags = (u32::from(arrival.pulls) * PULLS) | collectives;
+        let checkpoint = u32::from(arrival.checkpoint) * CHECKPOINT;
+        let mut flags = (u32::from(arrival.pulls) * PULLS) | collectives | checkpoint;
         if let Some(inline) = arrival.inline {
             flags |= u32::try_from(inline.length()).unwrap_or(0) << INLINE_LEN_SHIFT;
             self.window.write(line + INLINE_RECORDS, inline);
@@ -244,14 +248,19 @@ impl<'a> SyncBlock<'a> {
         })
     }
 
-    /// True if memory is copied until the superstep ends; and the encoded collective calls.
+    /// True if memory is copied until the superstep ends; true if a checkpoint is requested; and
+    /// the encoded collective calls.
     #[inline]
-    pub(crate) fn flags(&self, epoch: u32) -> (bool, Option<Source<'a>>) {
+    pub(crate) fn flags(&self, epoch: u32) -> (bool, bool, Option<Source<'a>>) {
         let line = SyncBlock::line(epoch);
         let flags = self.window.half_word(line + FLAGS);
         let flags = flags.load(Ordering::Relaxed);
         let collectives = (flags & HAS_COLLECTIVES != 0).then(|| self.range(line + COLLECTIVES));
-        (flags & PULLS != 0, collectives.flatten())
+        (
+            flags & PULLS != 0,
+            flags & CHECKPOINT != 0,
+            collectives.flatten(),
+        )
     }
 
     /// The inline records, if there are any.
@@ -356,6 +365,7 @@ mod tests {
                         send_to: &rows,
                         get_from: &get_from,
                         pulls: epoch == 2,
+                        checkpoint: epoch == 1,
                         collectives: (epoch == 3).then_some((8192, 16)),
                         inline: None,
                     },
@@ -369,8 +379,9 @@ mod tests {
                 let traffic: Vec<_> = block.traffic(epoch).collect();
                 let expected: Vec<_> = rows.iter().copied().zip(get_from).collect();
                 assert_eq!(traffic, expected);
-                let (pulls, collectives) = block.flags(epoch);
-                assert_eq!((pulls, collectives.is_some()), (epoch == 2, epoch == 3));
+                let (pulls, checkpoint, collectives) = block.flags(epoch);
+                assert_eq!((pulls, checkpoint), (epoch == 2, epoch == 1));
+                assert_eq!(collectives.is_some(), epoch == 3);
                 for local_rank in 0..local_ranks {
                     assert_eq!(block.records(epoch, local_rank), local_rank as u64 + 64);
                     assert_eq!(block.replies(local_rank), local_rank as u64 + 640);
@@ -381,6 +392,7 @@ mod tests {
                 send_to: &vec![1; words(size)],
                 get_from: &vec![2; words(size)],
                 pulls: true,
+                checkpoint: true,
                 collectives: None,
                 inline: Some(Source::from(&inline[..])),
             };
@@ -388,7 +400,7 @@ mod tests {
             let read = block.inline_records(4).map(Source::to_vec);
             assert_eq!(read, Some(inline.to_vec()));
             assert!(block.inline_records(3).is_none());
-            assert!(block.flags(4).0 && block.flags(4).1.is_none());
+            assert!(block.flags(4).0 && block.flags(4).1 && block.flags(4).2.is_none());
             assert!(block.traffic(4).all(|words| words == (1, 2)));
             let replies = [7; INLINE_REPLY_BYTES];
             block.set_inline_replies(Some((1, Source::from(&replies[..]))));

@@ -35,6 +35,11 @@ impl CollectiveState {
         &self.registrations
     }
 
+    /// Replaces the keys of a rank's registered memory.
+    pub(super) fn set_keys(&mut self, rank: u32, keys: &[u64]) {
+        self.registrations.set_keys(rank, keys);
+    }
+
     pub(super) fn push_registration(&mut self, part: Part) -> Result<(), Misuse> {
         self.registrations.push(part)
     }

@@ -3,17 +3,15 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use dipole_node::job::Job;
-use dipole_node::{Config, Links, variables};
-
 use super::Process;
+use super::checkpoint::Checkpoints;
 use super::collective_state::CollectiveState;
 use super::open_memory::OpenMemory;
 use super::pacer::Pacer;
 use super::pending::PendingCalls;
 use super::shared_memory::SharedMemory;
 use crate::call::Call;
-use crate::carrier::{AnyCarrier, Carrier, Endpoints, Tcp, link_name};
+use crate::carrier::{AnyCarrier, Carrier, Connection, job, machine};
 use crate::failure::Failure;
 use crate::local::{LocalRanks, WindowOffer};
 use crate::misuse::Misuse;
@@ -25,16 +23,10 @@ use crate::superstep::node_map::NodeMap;
 use crate::superstep::queue::Queue;
 use crate::superstep::record::Malformed;
 use crate::trace::{ProcessInfo, Tracer};
-use dipole_model::{Machine, Profile, Slots};
+use dipole_model::{Machine, Slots};
 
 /// Empty supersteps that compare the clocks of nodes before a traced program begins.
 const CLOCK_ROUNDS: u32 = 8;
-/// Values of `DIPOLE_LINK` that only this library knows: TCP between all ranks, or between nodes
-/// only.
-const TCP: &str = "tcp";
-const TCP_BETWEEN_NODES: &str = "tcp,shm";
-/// Without slots, acknowledgements wait this long for data of the next superstep to carry them.
-const ACK_DELAY_NS: u64 = 500_000;
 /// How often a rank that waits for a message checks on its peers.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -44,16 +36,6 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The launcher's environment variables are invalid.
 pub fn rank_and_size() -> Result<(u32, u32), Failure> {
     Ok(job()?.map_or((0, 1), |job| (job.rank, job.size)))
-}
-
-/// The job that this process belongs to, if it was launched.
-fn job() -> Result<Option<Job>, Failure> {
-    use dipole_node::job::JobError;
-    match Job::from_env() {
-        Ok(job) => Ok(Some(job)),
-        Err(JobError::Missing { .. }) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
 }
 
 impl Process<AnyCarrier> {
@@ -72,61 +54,13 @@ impl Process<AnyCarrier> {
                     .map(Some);
             }
         };
-        let nodes: Vec<_> = job.addresses.iter().map(|address| address.node).collect();
-        let link = std::env::var_os(variables::LINK);
-        match link.filter(|link| link == TCP || link == TCP_BETWEEN_NODES) {
-            Some(link) => {
-                Process::begin_over_tcp(&job, &nodes, link == TCP_BETWEEN_NODES, max_ranks)
-            }
-            None => Process::begin_over_endpoints(job, &nodes, max_ranks),
-        }
-    }
-
-    fn begin_over_tcp<N: PartialEq>(
-        job: &Job,
-        nodes: &[N],
-        may_share: bool,
-        max_ranks: Option<u32>,
-    ) -> Result<Option<Process<AnyCarrier>>, Failure> {
-        let config = Config::from_env_with(Links::Auto)?;
-        let node_map = node_map(nodes, may_share && config.may_share_memory());
-        let machine = machine_of(&node_map, "tcp", nodes)?;
-        let carrier = AnyCarrier::Tcp(Box::new(Tcp::connect(job, &config)?));
         let own = (job.rank, job.size);
-        let joined = Process::join_with_machine(carrier, own, max_ranks, &node_map, machine)?;
-        Ok(with_slots(joined, slots("tcp")?))
-    }
-
-    fn begin_over_endpoints<N: PartialEq>(
-        job: Job,
-        nodes: &[N],
-        max_ranks: Option<u32>,
-    ) -> Result<Option<Process<AnyCarrier>>, Failure> {
-        let own = (job.rank, job.size);
-        let mut config = Config::from_env()?;
-        if config.protocol.max_peers < job.size {
-            config.protocol.max_peers = job.size;
-        }
-        let node_map = node_map(nodes, config.may_share_memory());
-        let link = link_name(config.links);
-        let slots = match node_map.nodes() {
-            1 => None,
-            _ => slots(link)?,
-        };
-        if node_map.nodes() > 1 {
-            let protocol = &mut config.protocol;
-            let delay_ns = slots.map_or(ACK_DELAY_NS, |slots| {
-                slots.acknowledgement_delay_ns(job.size)
-            });
-            protocol.ack_delay_ns = delay_ns;
-            let min_ns = protocol.ack_delay_ns.saturating_mul(2);
-            protocol.min_timeout_ns = protocol.min_timeout_ns.max(min_ns);
-            protocol.max_timeout_ns = protocol.max_timeout_ns.max(protocol.min_timeout_ns);
-        }
-        // Only rank 0's profile counts, but every rank reads its own, so that each reports a
-        // damaged one.
-        let machine = machine_of(&node_map, link, nodes)?;
-        let carrier = AnyCarrier::Endpoints(Box::new(Endpoints::open(job, config)?));
+        let Connection {
+            carrier,
+            node_map,
+            machine,
+            slots,
+        } = Connection::open(job)?;
         let joined = Process::join_with_machine(carrier, own, max_ranks, &node_map, machine)?;
         Ok(with_slots(joined, slots))
     }
@@ -138,14 +72,6 @@ impl Process<AnyCarrier> {
             Some(AnyCarrier::Endpoints(endpoints)) => Some(endpoints.stats()),
             _ => None,
         }
-    }
-}
-
-/// The nodes of the ranks; a node for each rank if they may not share memory.
-fn node_map<N: PartialEq>(nodes: &[N], may_share: bool) -> NodeMap {
-    match may_share {
-        true => NodeMap::new(nodes),
-        false => NodeMap::new(&(0..nodes.len()).collect::<Vec<_>>()),
     }
 }
 
@@ -168,32 +94,6 @@ impl StartTerms {
             machine,
         }
     }
-}
-
-/// Cost of supersteps over a link, as far as this user has measured it.
-fn machine(link: &str, is_one_node: bool) -> Result<Machine, Failure> {
-    let profile = Profile::load(link)?;
-    let cost = profile.map(|profile| profile.cost).unwrap_or_default();
-    Ok(Machine::of(&cost, is_one_node))
-}
-
-/// Machine for ranks on these nodes, which use `link` unless all share memory.
-fn machine_of<N: PartialEq>(
-    node_map: &NodeMap,
-    link: &str,
-    nodes: &[N],
-) -> Result<Machine, Failure> {
-    match node_map.nodes() {
-        1 => machine("shm", true),
-        _ => machine(link, nodes.windows(2).all(|pair| pair[0] == pair[1])),
-    }
-}
-
-/// The slots of a link, if calibration found that pacing is worthwhile on it.
-fn slots(link: &str) -> Result<Option<Slots>, Failure> {
-    let profile = Profile::load(link)?;
-    let pacing = profile.and_then(|profile| profile.pacing);
-    Ok(pacing.and_then(|pacing| pacing.slots))
 }
 
 fn with_slots(
@@ -312,6 +212,7 @@ impl<C: Carrier> Process<C> {
             first,
             machine: terms.machine,
             trace,
+            checkpoints: Checkpoints::from_env()?,
         };
         let mut started = process.share_windows(early);
         for _ in 0..first {
@@ -330,15 +231,27 @@ impl<C: Carrier> Process<C> {
 
     /// Exchanges the windows of this node's ranks.
     fn share_windows(&mut self, early: Early<C>) -> Result<(), Failure> {
-        let mut missing: Vec<u32> = Vec::new();
-        if let Some(shared) = &self.shared {
-            let mut hello = Head::new(Kind::Hello, 0).encode().to_vec();
-            hello.extend_from_slice(&shared.ranks().window_offer().encode());
-            missing.extend(shared.ranks().others().map(|(_, rank)| rank));
-            for to in &missing {
-                self.carrier()?.send(*to, hello.clone())?;
-            }
+        let local = self.shared.as_ref().map(|shared| shared.ranks().others());
+        let local = local.into_iter().flatten().map(|(_, rank)| rank);
+        self.exchange_hellos(local.collect(), Vec::new(), early)
+    }
+
+    /// Exchanges windows with ranks of this node, and the keys of this rank's registered memory
+    /// with all `ranks`.
+    pub(super) fn exchange_hellos(
+        &mut self,
+        ranks: Vec<u32>,
+        keys: Vec<u64>,
+        early: Early<C>,
+    ) -> Result<(), Failure> {
+        let offer = self.shared.as_ref().map(|it| it.ranks().window_offer());
+        let head = Head::new(Kind::Hello, 0).encode().to_vec();
+        let hello = (offer.map(|offer| offer.encode()), keys);
+        let hello = postcard::to_extend(&hello, head).map_err(|_| Malformed)?;
+        for to in &ranks {
+            self.carrier()?.send(*to, hello.clone())?;
         }
+        let mut missing = ranks;
         for (from, message) in early {
             self.accept_hello(from, message, &mut missing)?;
         }
@@ -361,10 +274,16 @@ impl<C: Carrier> Process<C> {
         message: C::Message,
         missing: &mut Vec<u32>,
     ) -> Result<(), Failure> {
-        match (Head::decode(&message), &mut self.shared) {
-            (Some((head, body)), Some(shared)) if head.kind == Kind::Hello => {
-                let offer = WindowOffer::decode(body).ok_or(Malformed)?;
-                shared.ranks_mut().attach(from, offer)?;
+        match Head::decode(&message) {
+            Some((head, body)) if head.kind == Kind::Hello => {
+                let (offer, keys): (Option<Vec<u8>>, Vec<u64>) =
+                    postcard::from_bytes(body).map_err(|_| Malformed)?;
+                let is_local = self.exchange.node_map().share_node(from, self.rank);
+                if let (Some(offer), Some(shared), true) = (offer, &mut self.shared, is_local) {
+                    let offer = WindowOffer::decode(&offer).ok_or(Malformed)?;
+                    shared.ranks_mut().attach(from, offer)?;
+                }
+                self.collective.set_keys(from, &keys);
                 missing.retain(|rank| *rank != from);
                 Ok(())
             }

@@ -56,6 +56,12 @@ impl<C: Carrier> Process<C> {
         if let Some(trace) = &mut self.trace {
             trace.enter();
         }
+        if let Some(checkpoints) = &mut self.checkpoints
+            && ending == Ending::Sync
+            && checkpoints.is_due(self.rank, self.size)
+        {
+            self.exchange.summary_mut().request_checkpoint();
+        }
         let ended = self.move_everything(ending);
         if ended.is_err() {
             self.reclaim_memory();
@@ -63,7 +69,11 @@ impl<C: Carrier> Process<C> {
             let counters = self.carrier.as_ref().map_or((0, 0), Carrier::counters);
             trace.leave(superstep, self.call, counters);
         }
-        ended
+        ended?;
+        if self.checkpoints.as_mut().is_some_and(|it| it.take_agreed()) {
+            self.checkpoint()?;
+        }
+        Ok(())
     }
 
     fn move_everything(&mut self, ending: Ending) -> Result<(), Failure> {
@@ -75,6 +85,9 @@ impl<C: Carrier> Process<C> {
         self.transmit()?;
         self.gather_summary(epoch)?;
         self.enter_phase(Phase::Exchange);
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.agree(self.exchange.summary().has_checkpoint());
+        }
         self.queue.clear();
         if self.exchange.summary().is_empty() {
             // No rank has changed the tag size, and all rounds have been sent.
@@ -157,6 +170,7 @@ impl<C: Carrier> Process<C> {
         if pulls {
             summary.add_pulls();
         }
+        let checkpoint = summary.has_checkpoint();
         let calls = self.collective.calls();
         let has_calls = !calls.is_default();
         if has_calls {
@@ -195,6 +209,7 @@ impl<C: Carrier> Process<C> {
                 send_to: send_to.words(),
                 get_from: get_from.words(),
                 pulls,
+                checkpoint,
                 collectives,
                 inline,
             },
@@ -232,7 +247,10 @@ impl<C: Carrier> Process<C> {
         let summary = self.exchange.summary_mut();
         summary.add_row(rank, block.traffic(epoch).map(|(send_to, _)| send_to));
         summary.add_get_sources(block.traffic(epoch).map(|(_, get_from)| get_from));
-        let (pulls, collectives) = block.flags(epoch);
+        let (pulls, checkpoint, collectives) = block.flags(epoch);
+        if checkpoint {
+            summary.request_checkpoint();
+        }
         if pulls {
             summary.add_pulls();
         }

@@ -68,6 +68,16 @@ impl<M: Deref<Target = [u8]>> Exchange<M> {
         }
     }
 
+    /// Creates the state of rank `own` before a later superstep, because all ranks continue there
+    /// with new links.
+    #[must_use]
+    pub fn continued(own: u32, node_map: NodeMap, superstep: u32) -> Exchange<M> {
+        Exchange {
+            superstep,
+            ..Exchange::new(own, node_map)
+        }
+    }
+
     /// The nodes of the ranks.
     #[must_use]
     #[inline]

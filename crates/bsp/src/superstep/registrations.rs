@@ -77,6 +77,33 @@ impl Registrations {
         Ok(())
     }
 
+    /// This rank's parts of the areas in use, by number.
+    #[must_use]
+    pub fn own_parts(&self) -> Vec<Part> {
+        let parts = self.in_order().into_iter();
+        parts
+            .map(|number| self.areas[&number][self.own as usize])
+            .collect()
+    }
+
+    /// Replaces the keys of a rank's parts of the areas in use; they are in the order of
+    /// [`own_parts`](Self::own_parts). Missing keys become 0.
+    pub fn set_keys(&mut self, rank: u32, keys: &[u64]) {
+        let mut keys = keys.iter().copied();
+        for number in self.in_order() {
+            let key = keys.next().unwrap_or(0);
+            if let Some(area) = self.areas.get_mut(&number) {
+                area[rank as usize].key = key;
+            }
+        }
+    }
+
+    fn in_order(&self) -> Vec<u32> {
+        let mut numbers: Vec<u32> = self.areas.keys().copied().collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
     /// The pushes of this superstep.
     pub fn pushes(&self) -> impl Iterator<Item = Part> {
         self.pushed.iter().copied()

@@ -94,6 +94,8 @@ pub struct Summary {
     get_sources: Ranks,
     /// Some rank copies memory of another process until the superstep ends.
     pulls: bool,
+    /// Some rank requests a checkpoint when the superstep has ended.
+    checkpoint: bool,
     /// Ranks that made collective calls, in no order.
     collectives: Vec<(u32, CollectiveCalls)>,
 }
@@ -110,12 +112,14 @@ impl Summary {
             has_rows: false,
             get_sources: Ranks::new(size),
             pulls: false,
+            checkpoint: false,
             collectives: Vec::new(),
         }
     }
 
     /// Removes all content but keeps the memory.
     pub fn clear(&mut self) {
+        self.checkpoint = false;
         if self.is_empty() {
             return;
         }
@@ -155,6 +159,19 @@ impl Summary {
     #[inline]
     pub fn add_pulls(&mut self) {
         self.pulls = true;
+    }
+
+    /// Adds that some rank requests a checkpoint when the superstep has ended.
+    #[inline]
+    pub fn request_checkpoint(&mut self) {
+        self.checkpoint = true;
+    }
+
+    /// True if some rank requests a checkpoint.
+    #[must_use]
+    #[inline]
+    pub fn has_checkpoint(&self) -> bool {
+        self.checkpoint
     }
 
     /// Adds the collective calls of a rank.
@@ -237,7 +254,9 @@ impl Summary {
         let has_get_sources = !self.get_sources.is_empty();
         put_u32(
             into,
-            u32::from(self.pulls) | u32::from(has_get_sources) << 1,
+            u32::from(self.pulls)
+                | u32::from(has_get_sources) << 1
+                | u32::from(self.checkpoint) << 2,
         );
         put_u32(into, u32::try_from(rows().count()).unwrap_or(u32::MAX));
         put_u32(
@@ -272,6 +291,7 @@ impl Summary {
             }
         }
         self.pulls |= flags & 1 != 0;
+        self.checkpoint |= flags & 4 != 0;
         for _ in 0..ranks_with_calls {
             let rank = take_u32(bytes).filter(|rank| *rank < self.size)?;
             let calls = CollectiveCalls::decode(bytes)?;
@@ -416,7 +436,10 @@ mod tests {
             sources in proptest::collection::vec(any::<u32>(), 0..5),
             callers in proptest::collection::vec(any::<u32>(), 0..5),
         ) {
-            let summary = with(size, &pairs, &sources, &callers);
+            let mut summary = with(size, &pairs, &sources, &callers);
+            if pairs.len() % 2 == 1 {
+                summary.request_checkpoint();
+            }
             let mut bytes = Vec::new();
             summary.encode(&mut bytes);
             let mut other = Summary::new(size);
@@ -425,6 +448,8 @@ mod tests {
                 prop_assert!(other.merge(&mut rest).is_some());
                 prop_assert!(rest.is_empty());
             }
+            prop_assert_eq!(other.has_checkpoint(), summary.has_checkpoint());
+            prop_assert_eq!(other.is_empty(), summary.is_empty());
             for from in 0..size {
                 for to in 0..size {
                     prop_assert_eq!(other.sends(from, to), summary.sends(from, to));
