@@ -8,9 +8,12 @@
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use clap::Args;
+use dipole_checkpoint::{Image, restore};
+use dipole_naming::environment;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, getppid, pidfd_open, set_parent_process_death_signal,
@@ -47,6 +50,9 @@ pub struct RankExecArgs {
     /// Cores that it may run on; all if empty.
     #[arg(long, value_delimiter = ',')]
     cores: Vec<usize>,
+    /// Image that it continues from, instead of starting the program.
+    #[arg(long)]
+    image: Option<PathBuf>,
     /// The program and its arguments.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     command: Vec<OsString>,
@@ -123,6 +129,28 @@ pub(super) fn watch_parent(expected: Option<u32>) -> std::io::Result<Option<Owne
     Ok(pidfd_open(parent, PidfdFlags::empty()).ok())
 }
 
+/// Becomes the process in an image.
+fn continue_from(rank: u32, image: &Path) -> ExitCode {
+    let ours = |(name, value): (OsString, OsString)| {
+        let (name, value) = (name.into_string().ok()?, value.into_string().ok()?);
+        name.starts_with("DIPOLE_").then_some((name, value))
+    };
+    let environment: Vec<_> = std::env::vars_os().filter_map(ours).collect();
+    let error = match Image::open(image) {
+        Ok(image) => match restore(image, &environment) {
+            Err(error) => error.to_string(),
+        },
+        Err(error) => error.to_string(),
+    };
+    eprintln!("dipole run: rank {rank} cannot continue from its image: {error}");
+    ExitCode::from(NOT_RESTORED)
+}
+
+/// Variable with the folder of the job's checkpoints, for the ranks.
+pub(crate) const FOLDER: &str = "DIPOLE_CHECKPOINT_DIR";
+/// Exit status of a rank that cannot continue from its image.
+pub(crate) const NOT_RESTORED: u8 = 125;
+
 /// Becomes the program of a rank.
 pub fn rank_exec(args: &RankExecArgs) -> ExitCode {
     let orphaned = set_parent_process_death_signal(Some(Signal::KILL)).is_err()
@@ -141,6 +169,13 @@ pub fn rank_exec(args: &RankExecArgs) -> ExitCode {
                 args.rank
             );
         }
+    }
+    if let Some(image) = &args.image {
+        return continue_from(args.rank, image);
+    }
+    if environment::variable(FOLDER).is_some() {
+        let connection = environment::variable("PMI_FD");
+        dipole_checkpoint::close_inherited(connection.and_then(|number| number.parse().ok()));
     }
     let (program, arguments) = args
         .command

@@ -1,6 +1,7 @@
 //! The launcher's loop: contacts hosts, distributes ranks, forwards input, output and signals, and
 //! ends the job when a rank fails.
 
+mod checkpoint;
 mod loss;
 mod plan;
 mod print;
@@ -11,6 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use dipole_node::NodeId;
 use dipole_node::hosts::Host;
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::json;
@@ -24,6 +26,8 @@ use super::host::{Contact, HostEvent, Reach, State};
 use super::message::{Ending, Entries, Secret, ToLauncher, ToShim};
 use super::{HostsFile, Program, RunArgs, RunError, descendants, read_pieces};
 use crate::output::Style;
+pub use checkpoint::default_folder as default_checkpoint_folder;
+pub(crate) use checkpoint::{CheckpointArgs, JobCheckpoints};
 pub(crate) use loss::OnLoss;
 use loss::{Due, Losses};
 use plan::Plan;
@@ -56,6 +60,8 @@ const MAX_JOB_CHARS: usize = 500;
 
 enum Event {
     Host(HostEvent),
+    /// An event of a host, with the number of the attempt to run the job that contacted it.
+    HostOf(u32, HostEvent),
     Signal(i32),
     Input(Vec<u8>),
     InputEnd,
@@ -65,7 +71,12 @@ enum Event {
 }
 
 /// Runs a job; returns its exit status.
-pub(super) fn launch(args: RunArgs, hosts: &HostsFile, style: Style) -> Result<u8, RunError> {
+pub(super) fn launch(
+    args: RunArgs,
+    hosts: &HostsFile,
+    checkpoints: Option<JobCheckpoints>,
+    style: Style,
+) -> Result<u8, RunError> {
     let system = |doing| move |cause| RunError::System { doing, cause };
     descendants::adopt_orphans().map_err(system("adopting orphans"))?;
     let (events, inbox) = channel();
@@ -104,6 +115,8 @@ pub(super) fn launch(args: RunArgs, hosts: &HostsFile, style: Style) -> Result<u
         notified_at: None,
         pmi_barrier: BTreeMap::new(),
         input: Budget::new(INPUT_BUDGET_BYTES),
+        attempt: Attempt::default(),
+        checkpoints,
         print,
         inbox,
         events,
@@ -115,6 +128,17 @@ pub(super) fn launch(args: RunArgs, hosts: &HostsFile, style: Style) -> Result<u
     job.finish();
     descendants::end_all();
     outcome
+}
+
+/// The present attempt to run the job. Jobs with checkpoints may need several.
+#[derive(Debug, Default)]
+struct Attempt {
+    number: u32,
+    /// Status of the rank that failed, if the job is being ended in order to be restarted.
+    ends_for_restart: Option<u8>,
+    /// Nodes that were lost in any attempt; they are used again only if there are no others.
+    lost_nodes: Vec<NodeId>,
+    has_input_ended: bool,
 }
 
 /// The arguments of the job, and how to reach its hosts.
@@ -151,6 +175,9 @@ struct Launch {
     /// Entries that ranks have put, by contact whose ranks are all in a PMI barrier.
     pmi_barrier: BTreeMap<usize, Entries>,
     input: Budget,
+    attempt: Attempt,
+    /// `None` if the job makes no checkpoints.
+    checkpoints: Option<JobCheckpoints>,
     print: Sender<Print>,
     inbox: Receiver<Event>,
     events: Sender<Event>,
@@ -177,19 +204,27 @@ impl Launch {
             ranks: args.ranks,
             job: describe(&args.programs),
         };
-        let setup = JobSetup {
+        let mut setup = JobSetup {
             args,
             hosts,
             list: hosts.hosts.iter().cloned().collect(),
             reach,
             budget,
         };
-        if let Some(status) = self.reach(&setup)? {
-            return Ok(status);
-        }
-        let plan = self.start(&setup)?;
         self.timeout_at = args.timeout.map(|timeout| Instant::now() + timeout);
-        self.supervise(&setup, &plan);
+        self.announce_checkpoints(&args.programs)?;
+        self.forward_input();
+        loop {
+            if let Some(status) = self.reach(&setup)? {
+                return Ok(status);
+            }
+            let plan = self.start(&setup)?;
+            self.supervise(&setup, &plan);
+            if !self.roll_back(&mut setup)? {
+                break;
+            }
+        }
+        self.remove_checkpoints();
         Ok(self.status.unwrap_or(0))
     }
 
@@ -232,9 +267,12 @@ impl Launch {
                 Some(Event::Host(HostEvent::Ended(index, reason))) => self.on_end(index, reason),
                 Some(Event::Signal(signal)) => self.forward_signal(signal),
                 Some(Event::Input(bytes)) => self.send_to_rank_0(ToShim::Input(bytes)),
-                Some(Event::InputEnd) => self.send_to_rank_0(ToShim::InputEnd),
+                Some(Event::InputEnd) => {
+                    self.attempt.has_input_ended = true;
+                    self.send_to_rank_0(ToShim::InputEnd);
+                }
                 Some(Event::OutputBroken(cause)) => self.on_broken_output(&cause),
-                Some(Event::Printed) => {}
+                Some(Event::Printed | Event::HostOf(..)) => {}
                 None if self.give_up_at.is_some_and(|at| at <= Instant::now()) => {
                     self.give_up();
                     return;
@@ -396,6 +434,7 @@ impl Launch {
             .collect();
         self.running.retain(|_, on| *on != index);
         if !lost.is_empty() {
+            self.attempt.lost_nodes.push(node);
             let reason = reason.unwrap_or_else(|| "it ended early".to_owned());
             self.event(json!({"event": "lost", "ranks": lost, "reason": reason}));
             let ranks = names(&lost);
@@ -475,16 +514,25 @@ impl Launch {
 
     /// The next event; `None` at the deadline.
     fn next(&self, until: Option<Instant>) -> Option<Event> {
-        let received = match until {
-            Some(until) => self
-                .inbox
-                .recv_timeout(until.saturating_duration_since(Instant::now())),
-            None => self
-                .inbox
-                .recv()
-                .map_err(|_| RecvTimeoutError::Disconnected),
-        };
-        received.ok()
+        loop {
+            let received = match until {
+                Some(until) => self
+                    .inbox
+                    .recv_timeout(until.saturating_duration_since(Instant::now())),
+                None => self
+                    .inbox
+                    .recv()
+                    .map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match received.ok() {
+                Some(Event::HostOf(attempt, event)) if attempt == self.attempt.number => {
+                    return Some(Event::Host(event));
+                }
+                // The host was contacted for an earlier attempt.
+                Some(Event::HostOf(..)) => {}
+                event => return event,
+            }
+        }
     }
 
     fn print_message(&self, text: String) {

@@ -40,7 +40,10 @@ use dipole_node::hosts::Hosts;
 use dipole_node::job::{self, Job, JobError};
 use dipole_node::{ClusterKey, KeyError, NodeId, variables};
 
+use serde::{Deserialize, Serialize};
+
 pub use guard::{GuardArgs, RankExecArgs, guard, rank_exec};
+pub use launcher::default_checkpoint_folder;
 pub(crate) use message::Stream;
 pub use mpi::installed_provider;
 pub use reach::{ReachArgs, reach};
@@ -55,8 +58,11 @@ use output::Style;
 #[derive(Args, Debug)]
 pub struct RunArgs {
     /// Number of ranks
-    #[arg(short = 'n', long = "ranks", value_name = "P",
+    #[arg(short = 'n', long = "ranks", value_name = "P", required_unless_present = "restart",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(job::MAX_RANKS)))]
+    first_ranks: Option<u32>,
+    /// Number of ranks of all programs.
+    #[arg(skip)]
     ranks: u32,
     /// Hosts file, whose slots are filled in order, or `agent` for the nodes that this node's agent
     /// knows [default: $DIPOLE_HOSTS, else the nodes of this Slurm job, else this
@@ -99,9 +105,12 @@ pub struct RunArgs {
     /// Action on the other ranks when one fails, or is lost with its host
     #[arg(long, value_enum, default_value_t = launcher::OnLoss::End)]
     on_loss: launcher::OnLoss,
-    /// How often a rank is restarted with `--on-loss restart`
+    /// How often a rank is restarted with `--on-loss restart`; with checkpoints, how often the job is
+    /// restarted without a new checkpoint in between
     #[arg(long, value_name = "N", default_value_t = 5)]
     restarts: u32,
+    #[command(flatten)]
+    checkpoints: launcher::CheckpointArgs,
     /// Give each rank an equal share of its host's cores, and print it; other jobs are not
     /// considered
     #[arg(long)]
@@ -111,7 +120,7 @@ pub struct RunArgs {
         value_name = "PROG",
         trailing_var_arg = true,
         allow_hyphen_values = true,
-        required = true
+        required_unless_present = "restart"
     )]
     command: Vec<OsString>,
     /// Programs of the command line.
@@ -120,7 +129,7 @@ pub struct RunArgs {
 }
 
 /// One of a job's programs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Program {
     /// Number of ranks that run it.
     ranks: u32,
@@ -201,6 +210,8 @@ pub(crate) enum RunError {
         directory: PathBuf,
         cause: std::io::Error,
     },
+    #[error("{0}")]
+    Checkpoint(String),
     #[error("{doing} failed: {cause}")]
     System {
         doing: &'static str,
@@ -213,7 +224,11 @@ pub(crate) enum RunError {
 /// # Errors
 /// Why the job could not be run; a [`clap::Error`] for wrong usage.
 pub fn execute(mut args: RunArgs, json: bool) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    args.programs = programs(args.ranks, &args.command)?;
+    let jobs = launcher::JobCheckpoints::new(&args.checkpoints)?;
+    args.programs = match (&jobs, args.first_ranks) {
+        (Some(job), _) if job.is_restart() => job.programs()?,
+        (_, ranks) => programs(ranks.unwrap_or(1), &args.command)?,
+    };
     let ranks = args.programs.iter().map(|one| one.ranks);
     args.ranks = ranks.fold(0, u32::saturating_add);
     if args.ranks > job::MAX_RANKS {
@@ -226,7 +241,7 @@ pub fn execute(mut args: RunArgs, json: bool) -> Result<ExitCode, Box<dyn std::e
         (false, false, _) => Style::Lines,
     };
     let hosts = load_hosts(args.hosts.as_deref())?;
-    Ok(ExitCode::from(launcher::launch(args, &hosts, style)?))
+    Ok(ExitCode::from(launcher::launch(args, &hosts, jobs, style)?))
 }
 
 /// The hosts, their text if there is a file, and the cluster key.

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// First output of a shim.
-pub(super) const BANNER: &[u8] = b"\ndipole-shim 7\n";
+pub(super) const BANNER: &[u8] = b"\ndipole-shim 8\n";
 /// Written before the banner when the host is reached through an agent that has proven the key.
 pub(super) const BY_AGENT: &[u8] = b"\ndipole-agent\n";
 const LENGTH_BYTES: usize = 4;
@@ -51,6 +51,18 @@ pub(super) struct Start {
     /// Ranks use the key file of the agent that started this shim.
     pub(super) uses_agent_key: bool,
     pub(super) pmi: PmiJob,
+    /// The ranks continue from these instead of starting their programs.
+    pub(super) images: Option<Images>,
+}
+
+/// A complete set of images.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Images {
+    /// Folder of the job's checkpoints.
+    pub(super) folder: PathBuf,
+    pub(super) job: u64,
+    pub(super) set: u64,
+    pub(super) size: u32,
 }
 
 /// The facts that ranks learn about their job by PMI.

@@ -14,6 +14,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use dipole_checkpoint::{Identity, Store};
 use dipole_node::variables;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, Mode, fchmod, memfd_create};
@@ -24,7 +25,9 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use super::budget::Budget;
 use super::descendants;
 use super::guard::watch_parent;
-use super::message::{self, BANNER, Hello, RankStart, Secret, Start, Stream, ToLauncher, ToShim};
+use super::message::{
+    self, BANNER, Hello, Images, RankStart, Secret, Start, Stream, ToLauncher, ToShim,
+};
 use super::mpi;
 use super::placement::share;
 use super::pmi::PmiServer;
@@ -398,6 +401,23 @@ fn rank_command(start: &Start, rank: &RankStart, cores: Option<&[usize]>) -> io:
         0 => Stdio::piped(),
         _ => Stdio::null(),
     };
+    if let Some(images) = &start.images {
+        let Images {
+            folder,
+            job,
+            set,
+            size,
+        } = images;
+        let identity = Identity {
+            job: *job,
+            set: *set,
+            rank: rank.rank,
+            size: *size,
+        };
+        command
+            .arg("--image")
+            .arg(Store::new(folder.clone()).image(identity));
+    }
     command
         .arg("--")
         .args(program.into_iter().flatten())

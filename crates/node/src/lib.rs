@@ -67,7 +67,7 @@ pub use dipole_link::shm::ShmStats;
 pub use dipole_link::sys::{InterfaceAddress, interface_addresses};
 pub use dipole_link::udp::PortRange;
 pub use dipole_model::Choices;
-pub use dipole_naming::environment::{profile_dir, trace_dir};
+pub use dipole_naming::environment::{default_runtime_dir, profile_dir, trace_dir, variable};
 pub use dipole_naming::{hosts, job, registry};
 pub use dipole_proto::wire::{RefusedReason, ResetReason};
 pub use dipole_proto::{Config as ProtocolConfig, Stats as ProtocolStats};

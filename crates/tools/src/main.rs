@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod calibrate;
+mod checkpoints;
 mod doctor;
 mod endpoint_file;
 mod graph;
@@ -39,6 +40,8 @@ struct Arguments {
 #[derive(Subcommand, Debug)]
 enum Command {
     Run(dipole_launch::RunArgs),
+    Checkpoint(checkpoints::CheckpointArgs),
+    Checkpoints(checkpoints::CheckpointsArgs),
     Send(pipe::SendArgs),
     Recv(pipe::RecvArgs),
     Bench(dipole_bench::BenchArgs),
@@ -196,6 +199,8 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
             let status = if error.is::<clap::Error>() { 2 } else { 1 };
             Failure::with_status(status, error)
         }),
+        Command::Checkpoint(args) => checkpoints::request(&args, out),
+        Command::Checkpoints(args) => checkpoints::list(&args, json, out),
         Command::Send(args) => pipe::send(&args, json, out),
         Command::Recv(args) => pipe::recv(&args, json, out),
         Command::Bench(args) => {

@@ -17,7 +17,8 @@ pub(crate) enum OnLoss {
     End,
     /// Let the others continue
     Continue,
-    /// Let the others continue, and start the rank again on its host as soon as the host replies
+    /// Let the others continue, and start the rank again on its host as soon as the host replies. With
+    /// checkpoints: restart the whole job from the last one, on the hosts that are left
     Restart,
 }
 
@@ -79,6 +80,11 @@ impl Losses {
             pause: PAUSE,
         });
         OnLoss::Restart
+    }
+
+    /// True if what is lost is started again.
+    pub(super) fn restarts(&self) -> bool {
+        self.policy == OnLoss::Restart
     }
 
     /// Takes ranks whose restart is due.

@@ -9,8 +9,9 @@ use dipole_naming::key::random_bytes;
 use dipole_node::job::write_ranks;
 use dipole_node::{ClusterKey, NodeId, variables};
 
+use super::checkpoint::JobCheckpoints;
 use crate::host::Contact;
-use crate::message::{LocalRank, PmiJob, RankStart, Secret, Start};
+use crate::message::{Images, LocalRank, PmiJob, RankStart, Secret, Start};
 use crate::{HostsFile, Program, RunArgs, RunError};
 
 /// Variable with the number of earlier starts of a rank.
@@ -30,6 +31,8 @@ pub(super) struct Plan {
     hosts: Option<String>,
     /// The cluster key, if ranks get it from here. It follows changes of its file.
     key: Option<ClusterKey>,
+    /// The images that the ranks continue from.
+    images: Option<Images>,
 }
 
 impl Plan {
@@ -37,6 +40,7 @@ impl Plan {
     pub(super) fn new(
         args: &RunArgs,
         hosts: &HostsFile,
+        checkpoints: Option<&JobCheckpoints>,
         nodes: &[NodeId],
     ) -> Result<Plan, RunError> {
         let system = |doing| move |cause| RunError::System { doing, cause };
@@ -52,6 +56,9 @@ impl Plan {
             ("DIPOLE_RANKS", write_ranks(nodes)),
         ] {
             environment.insert(name.to_owned(), value.into());
+        }
+        if let Some(checkpoints) = checkpoints {
+            environment.extend(checkpoints.environment());
         }
         // A user who passes the variable on refers to a file that exists on each host.
         let key = hosts.key.clone();
@@ -74,6 +81,7 @@ impl Plan {
             directory_required: args.wdir.is_some(),
             hosts: hosts.text.clone(),
             key,
+            images: checkpoints.and_then(JobCheckpoints::images),
         })
     }
 
@@ -112,6 +120,7 @@ impl Plan {
             key: self.key().filter(|_| !contact.by_agent).map(Secret),
             uses_agent_key: contact.by_agent && self.key.is_some(),
             pmi: self.pmi.clone(),
+            images: self.images.clone(),
         }
     }
 }

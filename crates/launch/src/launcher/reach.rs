@@ -101,10 +101,10 @@ impl Launch {
         setup: &JobSetup<'_>,
     ) -> std::io::Result<()> {
         let (to_us, from_host) = channel();
-        let events = self.events.clone();
+        let (events, attempt) = (self.events.clone(), self.attempt.number);
         std::thread::spawn(move || {
             for event in from_host {
-                let _ = events.send(Event::Host(event));
+                let _ = events.send(Event::HostOf(attempt, event));
             }
         });
         let contact = Contact::start(number, host, &setup.reach, &to_us, setup.budget)?;
@@ -193,7 +193,7 @@ impl Launch {
             })?;
         let ready_nodes: Vec<NodeId> = ready().map(|contact| contact.host.node).collect();
         let nodes: Vec<NodeId> = placed.iter().map(|at| ready_nodes[*at]).collect();
-        let plan = Plan::new(args, setup.hosts, &nodes)?;
+        let plan = Plan::new(args, setup.hosts, self.checkpoints.as_ref(), &nodes)?;
         let ready = self.contacts.iter_mut().filter(|(_, it)| is_ready(it));
         for (at, (index, contact)) in ready.enumerate() {
             let ranks: Vec<u32> = (0..args.ranks)
@@ -210,7 +210,9 @@ impl Launch {
             let start = plan.start(contact, ranks, 0);
             contact.send(ToShim::Start(Box::new(start)));
         }
-        self.forward_input();
+        if self.attempt.has_input_ended {
+            self.send_to_rank_0(ToShim::InputEnd);
+        }
         Ok(plan)
     }
 }

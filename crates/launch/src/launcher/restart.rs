@@ -24,6 +24,9 @@ impl Launch {
         if self.give_up_at.is_some() || self.end_at.is_some() {
             return;
         }
+        if self.checkpoints.is_some() && self.losses.restarts() {
+            return self.end_for_restart(what, status);
+        }
         match self.losses.lost(Instant::now(), node, ranks, status) {
             OnLoss::End => {
                 let others = match self.running.is_empty() {

@@ -1,0 +1,330 @@
+//! Checkpoints of a job: where they are, and restarts of the whole job from the last complete one.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use dipole_checkpoint::{Set, Store};
+use dipole_naming::environment::variable;
+use dipole_naming::key::random_bytes;
+use serde_json::json;
+
+use super::{JobSetup, Launch, REPORT_TIMEOUT};
+use crate::guard::{FOLDER, NOT_RESTORED};
+use crate::message::{Images, ToShim};
+use crate::{Program, RunError};
+
+/// Statuses with which a rank would end again: it cannot be restored, or the program not started.
+const FINAL: [u8; 3] = [NOT_RESTORED, 126, 127];
+/// How the job was started, in its folder.
+const JOB_FILE: &str = "job.json";
+
+/// Options of `dipole run` for checkpoints.
+#[derive(Args, Debug, Default)]
+pub(crate) struct CheckpointArgs {
+    /// Save the job every so many supersteps (`1000`) or seconds (`60s`). BSP programs with one
+    /// thread per rank can be saved
+    #[arg(long, value_name = "SUPERSTEPS|SECONDSs", value_parser = interval)]
+    checkpoint_every: Option<String>,
+    /// Folder for the checkpoints of jobs, which all hosts must reach under this name [default:
+    /// dipole/checkpoints in the user's state directory]
+    #[arg(long, value_name = "DIR")]
+    checkpoint_dir: Option<PathBuf>,
+    /// Continue a job from its last complete checkpoint, or from the one with this number
+    #[arg(long, value_name = "JOB[/NUMBER]", conflicts_with_all = ["command", "first_ranks"])]
+    restart: Option<String>,
+}
+
+/// A number of supersteps, or of seconds with an `s`.
+fn interval(text: &str) -> Result<String, String> {
+    let is_valid = match text.strip_suffix('s') {
+        Some(seconds) => seconds
+            .parse::<f64>()
+            .is_ok_and(|it| it > 0.0 && it.is_finite()),
+        None => text.parse::<u64>().is_ok_and(|it| it > 0),
+    };
+    match is_valid {
+        true => Ok(text.to_owned()),
+        false => Err("a number of supersteps, such as 1000, or of seconds, such as 60s".to_owned()),
+    }
+}
+
+/// The checkpoints of the job.
+#[derive(Debug)]
+pub(crate) struct JobCheckpoints {
+    id: u64,
+    store: Store,
+    every: Option<String>,
+    /// The set that the ranks continue from; `None` for a start from the beginning.
+    from: Option<Set>,
+    is_restart: bool,
+    /// Restarts since the last new checkpoint.
+    futile_restarts: u32,
+}
+
+impl JobCheckpoints {
+    /// As the options select them; `None` if the job makes none.
+    pub(crate) fn new(args: &CheckpointArgs) -> Result<Option<JobCheckpoints>, RunError> {
+        let CheckpointArgs {
+            checkpoint_every,
+            checkpoint_dir,
+            restart,
+        } = args;
+        if checkpoint_every.is_none() && checkpoint_dir.is_none() && restart.is_none() {
+            return Ok(None);
+        }
+        let folder = match checkpoint_dir.clone().or_else(default_folder) {
+            Some(folder) => std::path::absolute(folder),
+            None => {
+                let reason = "neither HOME nor XDG_STATE_HOME is set, so the place for checkpoints is \
+                              not known: use --checkpoint-dir";
+                return Err(RunError::Checkpoint(reason.to_owned()));
+            }
+        };
+        let folder = folder.map_err(|cause| RunError::Checkpoint(cause.to_string()))?;
+        let system = |doing| move |cause| RunError::System { doing, cause };
+        let mut checkpoints = JobCheckpoints {
+            id: match restart {
+                Some(job) => parse_id(job)?,
+                None => {
+                    let random = random_bytes().map_err(system("drawing a job number"))?;
+                    u64::from_le_bytes(random)
+                }
+            },
+            store: Store::new(PathBuf::new()),
+            every: checkpoint_every.clone(),
+            from: None,
+            is_restart: restart.is_some(),
+            futile_restarts: 0,
+        };
+        checkpoints.store = Store::new(folder.join(format!("{:016x}", checkpoints.id)));
+        if let Some(job) = restart {
+            checkpoints.from = Some(checkpoints.select(job)?);
+        }
+        Ok(Some(checkpoints))
+    }
+
+    /// True if the job continues from a checkpoint of an earlier run.
+    pub(crate) fn is_restart(&self) -> bool {
+        self.is_restart
+    }
+
+    /// The set that `--restart` names.
+    fn select(&self, given: &str) -> Result<Set, RunError> {
+        let number = given.split_once('/').map(|(_, number)| number);
+        let sets = self.sets()?;
+        let complete = sets.iter().filter(|set| set.is_complete());
+        let found = match number {
+            Some(number) => complete
+                .filter(|set| number.parse() == Ok(set.number))
+                .next_back(),
+            None => complete.last(),
+        };
+        found.cloned().ok_or_else(|| {
+            let numbers: Vec<String> = sets
+                .iter()
+                .filter(|set| set.is_complete())
+                .map(|set| set.number.to_string())
+                .collect();
+            RunError::Checkpoint(format!(
+                "{} holds no complete checkpoint for `{given}`; complete are: {}",
+                self.store.folder().display(),
+                match numbers.is_empty() {
+                    true => "none".to_owned(),
+                    false => numbers.join(", "),
+                }
+            ))
+        })
+    }
+
+    fn sets(&self) -> Result<Vec<Set>, RunError> {
+        let sets = self.store.sets();
+        sets.map_err(|error| RunError::Checkpoint(error.to_string()))
+    }
+
+    /// The programs of the job, as it was started first.
+    pub(crate) fn programs(&self) -> Result<Vec<Program>, RunError> {
+        let path = self.store.folder().join(JOB_FILE);
+        let text = fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?));
+        text.map_err(|cause| RunError::Checkpoint(format!("{}: {cause}", path.display())))
+    }
+
+    /// Variables for the ranks.
+    pub(super) fn environment(&self) -> BTreeMap<String, OsString> {
+        let folder = self.store.folder().as_os_str().to_owned();
+        let mut variables = BTreeMap::from([
+            (FOLDER.to_owned(), folder),
+            (
+                "DIPOLE_CHECKPOINT_JOB".to_owned(),
+                self.id.to_string().into(),
+            ),
+        ]);
+        if let Some(every) = &self.every {
+            variables.insert("DIPOLE_CHECKPOINT_EVERY".to_owned(), every.into());
+        }
+        variables
+    }
+
+    /// The images that the ranks continue from.
+    pub(super) fn images(&self) -> Option<Images> {
+        let set = self.from.as_ref()?;
+        Some(Images {
+            folder: self.store.folder().to_owned(),
+            job: self.id,
+            set: set.number,
+            size: set.size,
+        })
+    }
+
+    /// Selects the last complete set for the next attempt. Returns false if there have been too many
+    /// attempts without a new one.
+    fn advance(&mut self, max_restarts: u32) -> Result<bool, RunError> {
+        let newest = self.sets()?.into_iter().rfind(Set::is_complete);
+        let number = |set: &Option<Set>| set.as_ref().map(|set| set.number);
+        match number(&newest) == number(&self.from) {
+            true => self.futile_restarts += 1,
+            false => self.futile_restarts = 1,
+        }
+        self.from = newest;
+        Ok(self.futile_restarts <= max_restarts)
+    }
+}
+
+fn parse_id(text: &str) -> Result<u64, RunError> {
+    let id = text.split_once('/').map_or(text, |(id, _)| id);
+    u64::from_str_radix(id, 16).map_err(|_| {
+        RunError::Checkpoint(format!(
+            "`{text}` is not a job with checkpoints; `dipole checkpoints` lists them"
+        ))
+    })
+}
+
+/// Where checkpoints are kept by default: `dipole/checkpoints` in `$XDG_STATE_HOME`, else in
+/// `~/.local/state`; `None` if neither is known.
+#[must_use]
+pub fn default_folder() -> Option<PathBuf> {
+    let state = match (variable("XDG_STATE_HOME"), variable("HOME")) {
+        (Some(state), _) => PathBuf::from(state),
+        (None, Some(home)) => PathBuf::from(home).join(".local/state"),
+        (None, None) => return None,
+    };
+    Some(state.join("dipole/checkpoints"))
+}
+
+impl Launch {
+    /// Prepares the folder, and prints how the job is restarted by hand.
+    pub(super) fn announce_checkpoints(&self, programs: &[Program]) -> Result<(), RunError> {
+        let Some(checkpoints) = &self.checkpoints else {
+            return Ok(());
+        };
+        let (folder, id) = (checkpoints.store.folder(), checkpoints.id);
+        let failed = |cause: std::io::Error| {
+            RunError::Checkpoint(format!("checkpoints in {}: {cause}", folder.display()))
+        };
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700);
+        builder.create(folder).map_err(failed)?;
+        let text = serde_json::to_vec(programs).map_err(std::io::Error::other);
+        fs::write(folder.join(JOB_FILE), text.map_err(failed)?).map_err(failed)?;
+        match &checkpoints.from {
+            Some(set) => self.print_message(format!(
+                "job {id:016x} continues from checkpoint {}",
+                set.number
+            )),
+            None => self.print_message(format!(
+                "checkpoints go to {}; restart with: dipole run --restart {id:016x}",
+                folder.display()
+            )),
+        }
+        self.event(json!({"event": "checkpoints", "job": format!("{id:016x}"), "folder": folder}));
+        Ok(())
+    }
+
+    /// Ends all ranks at once, because the job will be restarted.
+    pub(super) fn end_for_restart(&mut self, what: &str, status: u8) {
+        if FINAL.contains(&status) {
+            self.print_message(format!("{what}; ending the others"));
+            return self.fail(status);
+        }
+        self.print_message(format!(
+            "{what}; the job will be restarted from its last checkpoint"
+        ));
+        self.attempt.ends_for_restart = Some(status);
+        self.give_up_at = Some(Instant::now() + REPORT_TIMEOUT);
+        self.send_to_all(|| ToShim::End { grace_ms: 0 });
+    }
+
+    /// Prepares the next attempt after the job was ended for it. Returns false if the job has ended.
+    pub(super) fn roll_back(&mut self, setup: &mut JobSetup<'_>) -> Result<bool, RunError> {
+        let lost = self.attempt.ends_for_restart.take();
+        let is_ended_otherwise = self.status.is_some() || self.interruptions > 0;
+        let Some(checkpoints) = &mut self.checkpoints else {
+            return Ok(false);
+        };
+        let Some(status) = lost.filter(|_| !is_ended_otherwise) else {
+            return Ok(false);
+        };
+        if !checkpoints.advance(setup.args.restarts)? {
+            let most = setup.args.restarts;
+            self.print_message(format!(
+                "the job has been restarted {most} times without a new checkpoint (--restarts); \
+                 ending it"
+            ));
+            self.status = Some(status);
+            return Ok(false);
+        }
+        let (from, number) = match &checkpoints.from {
+            Some(set) => (format!("checkpoint {}", set.number), Some(set.number)),
+            None => ("the beginning: no checkpoint is complete".to_owned(), None),
+        };
+        self.print_message(format!("restarting the job from {from}"));
+        self.event(json!({"event": "restarting", "checkpoint": number}));
+        self.attempt.number += 1;
+        for contact in self.contacts.values_mut() {
+            contact.disconnect();
+        }
+        self.contacts.clear();
+        self.running.clear();
+        self.pmi_barrier.clear();
+        (self.give_up_at, self.end_at) = (None, None);
+        self.some_succeeded = false;
+        let lost = &self.attempt.lost_nodes;
+        setup.list.sort_by_key(|host| lost.contains(&host.node));
+        Ok(true)
+    }
+
+    /// Removes the checkpoints of a job that has succeeded.
+    pub(super) fn remove_checkpoints(&self) {
+        if let (Some(checkpoints), None | Some(0)) = (&self.checkpoints, self.status) {
+            let folder = checkpoints.store.folder();
+            if let Err(cause) = fs::remove_dir_all(folder) {
+                let folder = folder.display();
+                self.print_message(format!(
+                    "checkpoints in {folder} cannot be removed: {cause}"
+                ));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_and_jobs_are_checked() {
+        for right in ["1", "1000", "60s", "0.5s"] {
+            assert!(interval(right).is_ok(), "{right}");
+        }
+        for wrong in ["0", "0s", "-1s", "1m", "", "infs"] {
+            assert!(interval(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(parse_id("00ff").unwrap(), 255);
+        assert_eq!(parse_id("00ff/3").unwrap(), 255);
+        assert!(parse_id("x").is_err());
+    }
+}

@@ -1,0 +1,188 @@
+//! `dipole checkpoints` and `dipole checkpoint`: lists, verifies, removes and requests checkpoints
+//! of jobs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use dipole_checkpoint::{Identity, Image, Set, Store};
+use serde_json::json;
+
+use crate::output::Failure;
+
+/// File in a job's folder that requests a checkpoint.
+const REQUEST: &str = "request";
+
+/// Save a running job at the end of its current superstep
+///
+/// The job must have been started with --checkpoint-every or --checkpoint-dir.
+#[derive(Args, Debug)]
+pub(crate) struct CheckpointArgs {
+    /// The job, as `dipole run` prints it
+    job: String,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// List the checkpoints of jobs
+///
+/// A checkpoint is complete when the images of all ranks are; only then can the job be restarted
+/// from it, with `dipole run --restart JOB`.
+#[derive(Args, Debug)]
+pub(crate) struct CheckpointsArgs {
+    /// Only this job
+    job: Option<String>,
+    #[command(flatten)]
+    place: Place,
+    /// Read all images, and check that none is damaged
+    #[arg(long)]
+    verify: bool,
+    /// Remove all but the newest N complete checkpoints of each job
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    prune: Option<u32>,
+}
+
+#[derive(Args, Debug)]
+struct Place {
+    /// Folder for the checkpoints of jobs [default: dipole/checkpoints in the user's state directory]
+    #[arg(long, value_name = "DIR")]
+    checkpoint_dir: Option<PathBuf>,
+}
+
+impl Place {
+    fn folder(&self) -> Result<PathBuf, Failure> {
+        let given = self.checkpoint_dir.clone();
+        given
+            .or_else(dipole_launch::default_checkpoint_folder)
+            .ok_or_else(|| {
+                Failure::from("neither HOME nor XDG_STATE_HOME is set: use --checkpoint-dir")
+            })
+    }
+}
+
+/// Requests a checkpoint.
+pub(crate) fn request(args: &CheckpointArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let folder = args.place.folder()?.join(&args.job);
+    if !is_job(&args.job) || !folder.is_dir() {
+        return Err(unknown(&args.job, &args.place.folder()?));
+    }
+    let path = folder.join(REQUEST);
+    fs::write(&path, "").map_err(|cause| Failure::from(format!("{}: {cause}", path.display())))?;
+    writeln!(out, "requested; `dipole checkpoints {}` shows it", args.job)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Lists, verifies or removes checkpoints.
+pub(crate) fn list(
+    args: &CheckpointsArgs,
+    is_json: bool,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
+    let folder = args.place.folder()?;
+    let jobs = jobs(&folder, args.job.as_deref())?;
+    let mut all_intact = true;
+    for (name, store) in &jobs {
+        if let Some(keep) = args.prune {
+            let removed = store.prune(keep as usize)?;
+            for number in removed {
+                match is_json {
+                    true => writeln!(out, "{}", json!({"job": name, "removed": number}))?,
+                    false => writeln!(out, "{name}/{number}  removed")?,
+                }
+            }
+        }
+        for set in store.sets()? {
+            let damaged = match args.verify {
+                true => damaged(store, &set),
+                false => Vec::new(),
+            };
+            all_intact &= damaged.is_empty();
+            print_set(name, store, &set, &damaged, is_json, out)?;
+        }
+    }
+    if jobs.is_empty() && !is_json {
+        writeln!(out, "there are no checkpoints in {}", folder.display())?;
+    }
+    Ok(match all_intact {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+fn print_set(
+    job: &str,
+    store: &Store,
+    set: &Set,
+    damaged: &[String],
+    is_json: bool,
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
+    let bytes: u64 = images(store, set)
+        .filter_map(|path| Some(fs::metadata(path).ok()?.len()))
+        .sum();
+    let complete = set.is_complete();
+    if is_json {
+        let line = json!({
+            "job": job, "checkpoint": set.number, "ranks": set.size, "images": set.ranks.len(),
+            "bytes": bytes, "complete": complete, "damaged": damaged,
+        });
+        writeln!(out, "{line}")?;
+        return Ok(());
+    }
+    let state = match (complete, damaged) {
+        (_, [_, ..]) => "DAMAGED".to_owned(),
+        (true, _) => "complete".to_owned(),
+        (false, _) => format!("{} of {} images", set.ranks.len(), set.size),
+    };
+    let (number, size, mib) = (set.number, set.size, bytes.div_ceil(1 << 20));
+    writeln!(out, "{job}/{number}  {size} ranks  {mib} MiB  {state}")?;
+    for reason in damaged {
+        writeln!(out, "    {reason}")?;
+    }
+    Ok(())
+}
+
+fn images(store: &Store, set: &Set) -> impl Iterator<Item = PathBuf> {
+    set.ranks.iter().map(|rank| {
+        store.image(Identity {
+            job: 0,
+            set: set.number,
+            rank: *rank,
+            size: set.size,
+        })
+    })
+}
+
+/// Errors of the images of a set.
+fn damaged(store: &Store, set: &Set) -> Vec<String> {
+    let verified = images(store, set).map(|path| Image::open(&path)?.verify());
+    let errors = verified.filter_map(Result::err);
+    errors.map(|error| error.to_string()).collect()
+}
+
+/// Jobs are named by 16 hexadecimal digits.
+fn is_job(name: &str) -> bool {
+    name.len() == 16 && name.bytes().all(|digit| digit.is_ascii_hexdigit())
+}
+
+fn jobs(folder: &Path, only: Option<&str>) -> Result<BTreeMap<String, Store>, Failure> {
+    let mut jobs = BTreeMap::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if is_job(&name) && only.is_none_or(|only| only == name) {
+            jobs.insert(name, Store::new(entry.path()));
+        }
+    }
+    match only {
+        Some(only) if jobs.is_empty() => Err(unknown(only, folder)),
+        _ => Ok(jobs),
+    }
+}
+
+fn unknown(job: &str, folder: &Path) -> Failure {
+    let folder = folder.display();
+    Failure::from(format!("{folder} has no checkpoints of a job `{job}`"))
+}
