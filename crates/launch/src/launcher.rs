@@ -180,7 +180,7 @@ impl Launch {
         let setup = JobSetup {
             args,
             hosts,
-            list: hosts.hosts.iter().cloned().collect(),
+            list: hosts.in_order(args),
             reach,
             budget,
         };
