@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use dipole_naming::address::NodeId;
 use dipole_naming::envelope::{Authenticator, Header};
 use dipole_node::registry::{ANNOUNCEMENT_BYTES, Announcement, NodeFacts};
+use rand::RngExt;
 
 use super::auth::{Body, PacketAuth};
 use super::*;
