@@ -68,8 +68,11 @@ struct Status {
     load: Vec<NodeLoad>,
 }
 
-/// Requests the table from the agent of a node.
-fn request(node: NodeId) -> io::Result<Vec<NodeLoad>> {
+/// Requests the table from the agent of a node of this machine.
+///
+/// # Errors
+/// The agent does not run, or does not reply within two seconds.
+pub fn request(node: NodeId) -> io::Result<Vec<NodeLoad>> {
     let folder = default_runtime_dir().join(format!("node-{node}"));
     let mut stream = UnixStream::connect(folder.join(AGENT_SOCKET))?;
     stream.set_read_timeout(Some(TIMEOUT))?;

@@ -173,6 +173,9 @@ fn without_a_key_each_node_reports_its_own_load_only() {
     wait_for_tables(&cluster, 4);
     let output = cluster.dipole(1, &["load"]).output().expect("it runs");
     let text = said(&output);
+    let mut top = cluster.dipole(1, &["top", "--once", "--every", "0.1"]);
+    let top = said(&top.output().expect("it runs"));
+    assert!(top.contains("idle Mflop/s"), "{top}");
     assert!(
         text.contains("idle Mflop/s") && text.lines().count() > 6,
         "{text}"
