@@ -457,4 +457,5 @@ fn hundreds_of_nodes_agree_within_seconds_and_send_as_little_as_fifty() {
     assert!(of_many < 1.5 * of_few, "{of_many:.0} B/s, not {of_few:.0}");
 }
 
+mod loads;
 mod strangers;
