@@ -8,6 +8,8 @@ mod callers;
 mod discovery;
 mod fd_store;
 mod jobs;
+mod load;
+mod load_command;
 mod member;
 mod membership;
 mod metrics;
@@ -15,6 +17,7 @@ mod nodes;
 mod options;
 mod paths;
 mod rules;
+mod sampler;
 mod scrape;
 mod segment;
 mod serve;
@@ -31,10 +34,11 @@ use dipole_node::hosts::Hosts;
 use dipole_node::registry::{DirectoryLockError, Registry, RegistryError};
 use dipole_node::{Config, ConfigError, NodeId, variables};
 
+pub use load_command::{LoadArgs, load};
 #[doc(hidden)]
 pub use membership::receive_anything;
 pub use metrics::metrics;
-use options::NodeOptions;
+use options::{LoadOptions, NodeOptions};
 use rules::RulesError;
 pub use session::{SessionArgs, session};
 
@@ -68,6 +72,8 @@ pub struct AgentArgs {
     nid: Option<NodeId>,
     #[command(flatten)]
     node: NodeOptions,
+    #[command(flatten)]
+    load: LoadOptions,
     #[command(subcommand)]
     command: Option<AgentCommand>,
 }

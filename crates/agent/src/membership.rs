@@ -21,15 +21,16 @@ use foca::{
     AccumulatingRuntime, Config, Foca, Message, NoCustomBroadcast, OwnedNotification,
     PeriodicParams, PostcardCodec, State, Timer,
 };
+use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 
+use super::load::Exchange;
 use super::member::{Member, is_later, later_by};
 pub(super) use auth::is_membership;
 use auth::{Body, Dropped, EXTRA_BYTES, PacketAuth, Received};
 use contacts::{Contacts, canonical, digest};
 use swim::{Swim, is_indirect, nonzero};
-use sync::Digests;
+use sync_rounds::Sync;
 pub use trial::receive_anything;
 
 /// Longest packet, which any network carries without fragmentation.
@@ -40,12 +41,6 @@ const PROBE_EVERY: Duration = Duration::from_secs(2);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 const SUSPECT_FOR: Duration = Duration::from_secs(2);
 const GOSSIP_EVERY: Duration = Duration::from_secs(1);
-/// How often a node synchronises with another, to recover lost changes.
-const SYNC_EVERY: Duration = Duration::from_secs(5);
-/// How soon it synchronises again after a change.
-const SYNC_SOON: Duration = Duration::from_millis(250);
-/// How soon it queries the same node for more.
-const SYNC_NEXT: Duration = Duration::from_millis(10);
 const GOSSIP_MEMBERS: usize = 3;
 const INDIRECT_PROBES: usize = 3;
 const TRANSMISSIONS: u8 = 12;
@@ -120,6 +115,7 @@ pub(super) struct Membership {
     young_until: Option<Duration>,
     next_contact: usize,
     sync: Sync,
+    load: Exchange,
 }
 
 /// A packet to be sent to another agent.
@@ -132,16 +128,6 @@ enum Queued {
         is_urgent: bool,
     },
     Address(SocketAddr, Vec<u8>),
-}
-
-/// State of the periodic synchronisation with other members.
-#[derive(Debug)]
-struct Sync {
-    next: Duration,
-    pause: Duration,
-    /// `None` for any node that is up.
-    with: Option<u32>,
-    requests: u64,
 }
 
 impl Membership {
@@ -170,6 +156,12 @@ impl Membership {
                 num_members: nonzero(GOSSIP_MEMBERS),
             }),
         };
+        let load = Exchange::new(
+            own.node,
+            seed.rotate_left(16),
+            key.is_some(),
+            MAX_DATA_BYTES,
+        );
         Membership {
             next_contact: own.node as usize,
             auth: PacketAuth::new(key, own.node, run, own.facts.port),
@@ -188,12 +180,8 @@ impl Membership {
             next_contact_at: Duration::ZERO,
             young_until: None,
             random: StdRng::seed_from_u64(seed.rotate_left(32)),
-            sync: Sync {
-                next: Duration::MAX,
-                pause: SYNC_SOON,
-                with: None,
-                requests: 0,
-            },
+            sync: Sync::new(),
+            load,
         }
     }
 
@@ -271,73 +259,6 @@ impl Membership {
         self.next_contact_at = now + every;
     }
 
-    /// Queries a node for changes that this one has missed.
-    fn start_sync(&mut self, now: Duration) {
-        let sync = &mut self.sync;
-        let with = sync.with.take().and_then(|node| self.up.get(&node));
-        let with = with.or_else(|| {
-            let count = self.up.len().max(1);
-            self.up.values().nth(self.random.random_range(0..count))
-        });
-        sync.next = now + sync.pause;
-        sync.pause = (sync.pause * 2).min(SYNC_EVERY);
-        sync.requests += 1;
-        // Every other request uses all paths, in case one of them is down.
-        let is_urgent = sync.requests.is_multiple_of(2);
-        if let Some(with) = with.cloned() {
-            let body = Body::SyncRequest(self.digests());
-            self.queue(with, body, is_urgent);
-        }
-    }
-
-    fn digests(&self) -> Digests {
-        Digests::of(self.up.values().chain([self.foca.identity()]))
-    }
-
-    fn on_sync_request(&mut self, now: Duration, from: u32, other: Digests) {
-        // Only nodes that are up get a reply, at their known addresses.
-        let Some(member) = self.up.get(&from).cloned() else {
-            return;
-        };
-        let (own, first) = (self.digests(), self.random.random_range(0..sync::BUCKETS));
-        let known = self.foca.iter_membership_state();
-        if let Some(members) = sync::differences(&own, &other, known, first, MAX_DATA_BYTES) {
-            self.queue(member, Body::SyncResponse(members), false);
-            // The other node may in turn have changes that are unknown here.
-            let soon = now + SYNC_SOON;
-            if self.sync.next > soon {
-                self.sync.next = soon;
-                self.sync.with = Some(from);
-            }
-        }
-    }
-
-    fn on_sync_response(
-        &mut self,
-        now: Duration,
-        from: u32,
-        members: Vec<foca::Member<Member>>,
-        credit: &mut usize,
-    ) {
-        if !self.up.contains_key(&from) {
-            return;
-        }
-        let (before, unspent) = (self.events.len(), *credit);
-        let updates = self.accepted_updates(now, members, credit);
-        let updates = updates.into_iter();
-        let done = self.foca.apply_many(updates, false, &mut self.runtime);
-        self.process_output(now, done);
-        // A node with news, if only of nodes to challenge, may have more.
-        if self.events.len() > before || *credit < unspent {
-            self.sync = Sync {
-                next: now + SYNC_NEXT,
-                pause: SYNC_SOON,
-                with: Some(from),
-                ..self.sync
-            };
-        }
-    }
-
     /// Handles a packet. Packets from outside the cluster are counted, malformed ones ignored.
     pub(super) fn on_packet(&mut self, now: Duration, from: SocketAddr, packet: &[u8]) {
         let Some(received) = self.auth.open(packet) else {
@@ -369,6 +290,7 @@ impl Membership {
             Body::Swim(data) => self.on_swim(now, at, node, &data, &mut credit),
             Body::SyncRequest(digests) => self.on_sync_request(now, node, digests),
             Body::SyncResponse(members) => self.on_sync_response(now, node, members, &mut credit),
+            Body::Load(message) => self.on_load(now, node, &message),
             Body::Challenge { .. } | Body::Response { .. } => {}
         }
         self.contacts.add_credit(node, credit);
@@ -546,9 +468,10 @@ impl Membership {
         if now >= self.next_contact_at {
             self.contact_missing(now);
         }
-        if now >= self.sync.next {
+        if now >= self.sync.next_deadline() {
             self.start_sync(now);
         }
+        self.exchange_load(now);
         if now >= self.next_prune {
             self.next_prune = now + PRUNE_EVERY;
             self.contacts.prune(now);
@@ -567,7 +490,8 @@ impl Membership {
     /// When [`on_timers`](Self::on_timers) must be called.
     pub(super) fn next_deadline(&self) -> Duration {
         let timer = self.timers.first_key_value();
-        let own = self.next_contact_at.min(self.sync.next);
+        let own = self.next_contact_at.min(self.sync.next_deadline());
+        let own = own.min(self.load.next_deadline());
         timer.map_or(own, |((due, _), _)| own.min(*due))
     }
 
@@ -656,14 +580,16 @@ impl Membership {
             match event {
                 OwnedNotification::MemberUp(member) => {
                     if self.up.is_empty() {
-                        self.sync.next = self.sync.next.min(now + SYNC_SOON);
+                        self.sync.start_soon(now);
                     }
                     self.down.remove(&member.node);
                     self.up.insert(member.node, member.clone());
+                    self.load.add_member(now, member.node);
                     self.events.push(MembershipEvent::Up(member));
                 }
                 OwnedNotification::MemberDown(member) => {
                     self.up.remove(&member.node);
+                    self.load.remove_member(member.node);
                     self.contacts.forget(member.node);
                     self.down.insert(member.node, (member.incarnation, now));
                     self.events.push(MembershipEvent::Down(member));
@@ -691,8 +617,10 @@ impl Membership {
 
 mod auth;
 mod contacts;
+mod loads;
 mod swim;
 mod sync;
+mod sync_rounds;
 #[cfg(test)]
 mod tests;
 mod trial;

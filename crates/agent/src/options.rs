@@ -1,6 +1,7 @@
 //! The configuration of a node from options, environment and hosts file.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use clap::Args;
 use dipole_naming::environment::variable;
@@ -10,6 +11,7 @@ use dipole_node::registry::is_name;
 use dipole_node::{Config, MAX_INTERFACES};
 
 use super::AgentError;
+use super::load::{MAX_SPEED, Timing};
 use super::segment::own_interfaces;
 
 /// Variables for `--discover`, `--seed` and `--cluster`.
@@ -49,6 +51,52 @@ pub(super) struct NodeOptions {
     /// Name of the node, for display
     #[arg(long, value_name = "TEXT", value_parser = name)]
     name: Option<String>,
+}
+
+/// Options of the table of loads, which agents exchange.
+#[derive(Args, Debug)]
+pub(super) struct LoadOptions {
+    /// Seconds between two exchanges of the table of loads, drawn from this range each time
+    #[arg(long, value_name = "MIN-MAX", default_value = "180-300", value_parser = seconds)]
+    load_every: (Duration, Duration),
+    /// Number of random nodes with which the table of loads is exchanged each time
+    #[arg(long, value_name = "K", default_value_t = 3,
+          value_parser = clap::value_parser!(u32).range(1..=MAX_LOAD_PEERS))]
+    load_peers: u32,
+    /// Speed of a core in Mflop/s, by which nodes are compared [default: measured at the start]
+    #[arg(long, value_name = "MFLOPS",
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SPEED)))]
+    pub(super) speed: Option<u32>,
+}
+
+/// Maximum value of `--load-peers`.
+const MAX_LOAD_PEERS: i64 = 64;
+
+impl LoadOptions {
+    pub(super) fn timing(&self) -> Timing {
+        let (min, max) = self.load_every;
+        Timing {
+            min,
+            max,
+            peers: self.load_peers,
+        }
+    }
+}
+
+/// Parses a range of seconds.
+fn seconds(text: &str) -> Result<(Duration, Duration), String> {
+    let (min, max) = text.split_once('-').unwrap_or((text, text));
+    let bound = |text: &str| {
+        let seconds: f64 = text.parse().ok()?;
+        // A day at most; more than ten exchanges per second would be of no use.
+        (0.1..=86_400.0)
+            .contains(&seconds)
+            .then(|| Duration::from_secs_f64(seconds))
+    };
+    bound(min)
+        .zip(bound(max))
+        .filter(|(min, max)| min <= max)
+        .ok_or_else(|| "expected seconds from 0.1 to 86400, such as 180-300 or 5".to_owned())
 }
 
 /// How other nodes are discovered.
@@ -168,6 +216,12 @@ mod tests {
         assert_eq!(seed("[fd00::1]:9"), Ok("[fd00::1]:9".parse().unwrap()));
         assert_eq!(seed("fd00::1"), Ok("[fd00::1]:7411".parse().unwrap()));
         assert!(seed("node1").is_err());
+        let range = |min, max| Ok((Duration::from_millis(min), Duration::from_millis(max)));
+        assert_eq!(seconds("180-300"), range(180_000, 300_000));
+        assert_eq!(seconds("0.5"), range(500, 500));
+        for wrong in ["", "0", "5-", "5-4", "1-99999", "nan", "-3"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
         assert!(name("a b").is_err() && name("").is_err() && name("lab-2").is_ok());
     }
 }

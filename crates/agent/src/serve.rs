@@ -20,12 +20,14 @@ use super::announcer::Announcer;
 use super::callers::Callers;
 use super::discovery::{Discovery, Taken};
 use super::fd_store::{self, InheritedSockets};
+use super::load::Timing;
 use super::member::{Member, new_incarnation};
 use super::membership::{MAX_MEMBERS, Membership, MembershipEvent, Secrets, is_membership};
 use super::nodes::Nodes;
 use super::options::DiscoveryOptions;
 use super::paths::{self, Paths};
 use super::rules::{self, Rules};
+use super::sampler::Sampler;
 use super::status::{MemberStatus, ProcessStatus, Status, socket};
 use super::{AgentArgs, AgentError};
 
@@ -49,6 +51,7 @@ struct Agent<'a> {
     announcer: Option<Announcer>,
     nodes: Nodes,
     paths: Paths,
+    sampler: Sampler,
     /// Last description of other nodes, their state, and since when.
     seen: BTreeMap<u32, Seen>,
     start: Instant,
@@ -107,6 +110,8 @@ pub(super) fn serve(
         host,
         discovery,
         rules: given_rules,
+        timing: args.load.timing(),
+        speed: args.load.speed,
     };
     let mut agent = Agent::open(config, registry, sockets, given, json)?;
     let listeners = agent.callers.iter().flat_map(Callers::listeners);
@@ -186,6 +191,10 @@ struct Given {
     host: Host,
     discovery: Option<DiscoveryOptions>,
     rules: Option<PathBuf>,
+    /// When the table of loads is exchanged.
+    timing: Timing,
+    /// Speed of a core, unless it is measured.
+    speed: Option<u32>,
 }
 
 /// Why the agent stops without a signal.
@@ -240,6 +249,8 @@ impl<'a> Agent<'a> {
             host,
             discovery,
             rules,
+            timing,
+            speed,
         } = given;
         let node = config.node;
         let mut own = Member::of_host(&host);
@@ -263,6 +274,8 @@ impl<'a> Agent<'a> {
         });
         let callers = callers.transpose();
         let secrets = Secrets::draw().map_err(system("drawing random numbers"))?;
+        let mut membership = Membership::new(own, known, secrets, config.key.as_ref());
+        membership.load_mut().set_timing(timing);
         Ok(Agent {
             config,
             registry,
@@ -271,10 +284,11 @@ impl<'a> Agent<'a> {
             address: host.directories()[0],
             given_rules: rules,
             callers: callers.map_err(system("finding this program"))?,
-            membership: Membership::new(own, known, secrets, config.key.as_ref()),
+            membership,
             announcer: announcer.map_err(system("listening for announcements"))?,
             nodes: Nodes::new(registry.nodes_file(), host.clone(), &from_hosts_file),
             paths: Paths::new(&host, start.elapsed()),
+            sampler: Sampler::start(registry, speed, timing),
             seen: BTreeMap::new(),
             start,
             replied: 0,
@@ -331,6 +345,10 @@ impl<'a> Agent<'a> {
             let now = self.now();
             if let Some(announcer) = &mut self.announcer {
                 announcer.announce(now, self.registry, &self.directory_lock, &self.membership);
+            }
+            if let Some((measured, figures)) = self.sampler.take() {
+                let measured = measured.saturating_duration_since(self.start);
+                self.membership.load_mut().set_own(measured, figures);
             }
             self.membership.on_timers(now);
             self.send();
@@ -631,6 +649,7 @@ impl<'a> Agent<'a> {
             key: self.config.key.as_ref().map(ClusterKey::fingerprint),
             members: members.into_values().collect(),
             processes: processes.collect(),
+            load: self.membership.load().rows(self.now()),
             broker: None,
         })
     }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use dipole_bpf::grant::status::{BrokerStatus, read_status};
+use dipole_launch::load::{AGENT_SOCKET, NodeLoad};
 use dipole_node::registry::Registry;
 use serde::{Deserialize, Serialize};
 
@@ -53,6 +54,9 @@ pub(super) struct Status {
     pub(super) key: Option<String>,
     pub(super) members: Vec<MemberStatus>,
     pub(super) processes: Vec<ProcessStatus>,
+    /// Load of this node and other nodes, as far as known.
+    #[serde(default)]
+    pub(super) load: Vec<NodeLoad>,
     /// Status of the machine's broker, if there is one and this user may read it.
     #[serde(default)]
     pub(super) broker: Option<BrokerStatus>,
@@ -77,7 +81,7 @@ pub(super) struct ProcessStatus {
 }
 
 pub(super) fn socket(registry: &Registry) -> PathBuf {
-    registry.path().join("agent.sock")
+    registry.path().join(AGENT_SOCKET)
 }
 
 /// Requests the status from the agent of this node.
@@ -124,7 +128,7 @@ pub(super) fn completed(
 }
 
 /// An empty table with these headings.
-fn titled<const N: usize>(headings: [&str; N]) -> Table {
+pub(super) fn titled<const N: usize>(headings: [&str; N]) -> Table {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED).set_header(headings);
     table

@@ -207,7 +207,7 @@ impl Launch {
         let mut setup = JobSetup {
             args,
             hosts,
-            list: hosts.hosts.iter().cloned().collect(),
+            list: hosts.in_order(args),
             reach,
             budget,
         };

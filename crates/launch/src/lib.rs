@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 pub mod call;
+pub mod load;
 
 mod budget;
 mod descendants;
@@ -36,7 +37,7 @@ use std::time::Duration;
 use clap::{Args, Parser};
 use dipole_naming::environment;
 use dipole_naming::lines::{self, FileError};
-use dipole_node::hosts::Hosts;
+use dipole_node::hosts::{Host, Hosts};
 use dipole_node::job::{self, Job, JobError};
 use dipole_node::{ClusterKey, KeyError, NodeId, variables};
 
@@ -64,9 +65,13 @@ pub struct RunArgs {
     /// Number of ranks of all programs.
     #[arg(skip)]
     ranks: u32,
+    /// Start with fewer ranks, but at least N, if the hosts that answer take no more
+    #[arg(long, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(job::MAX_RANKS)))]
+    at_least: Option<u32>,
     /// Hosts file, whose slots are filled in order, or `agent` for the nodes that this node's agent
-    /// knows [default: $DIPOLE_HOSTS, else the nodes of this Slurm job, else this
-    /// machine only]
+    /// knows, those with the most idle speed first (see `dipole load`) [default: $DIPOLE_HOSTS, else
+    /// the nodes of this Slurm job, else this machine only]
     #[arg(long, value_name = "FILE|agent")]
     hosts: Option<PathBuf>,
     /// Command to reach a host, run as CMD DEST COMMAND-LINE [default: its agent if there is a
@@ -234,6 +239,7 @@ pub fn execute(mut args: RunArgs, json: bool) -> Result<ExitCode, Box<dyn std::e
     if args.ranks > job::MAX_RANKS {
         return Err(RunError::MoreThanRanks { ranks: args.ranks }.into());
     }
+    check_at_least(&args)?;
     let style = match (json, args.tag, args.ranks) {
         (true, ..) => Style::Json,
         (false, true, _) => Style::Tagged,
@@ -253,6 +259,28 @@ struct HostsFile {
     own_node: Option<NodeId>,
     /// The hosts are a Slurm allocation.
     is_allocated: bool,
+}
+
+impl HostsFile {
+    /// The hosts in the order in which they are used.
+    fn in_order(&self, args: &RunArgs) -> Vec<Host> {
+        let hosts = self.hosts.iter().cloned().collect();
+        match args.hosts.as_deref() == Some(Path::new(AGENT)) {
+            true => load::best_first(hosts, self.own_node),
+            false => hosts,
+        }
+    }
+}
+
+/// Refuses a value of `--at-least` that has no meaning.
+fn check_at_least(args: &RunArgs) -> Result<(), clap::Error> {
+    let wrong = match args.at_least {
+        Some(_) if args.programs.len() > 1 => "--at-least works with one program only",
+        Some(least) if least > args.ranks => "--at-least is more than -n",
+        _ => return Ok(()),
+    };
+    let error = clap::Error::raw(clap::error::ErrorKind::ArgumentConflict, wrong);
+    Err(error)
 }
 
 /// Stands for the hosts file that the agent of this node writes.

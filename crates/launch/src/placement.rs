@@ -2,6 +2,7 @@
 
 use dipole_node::hosts::Host;
 
+use super::RunError;
 use super::message::LocalRank;
 
 /// Selects hosts to try: the first ones, in order, whose slots hold all ranks, skipping `failed`;
@@ -58,6 +59,20 @@ pub(super) fn distribute(capacities: &[Capacity], ranks: u32) -> Result<Vec<usiz
         .collect())
 }
 
+/// Distributes all ranks, or as many as fit if these are at least `at_least`; returns their number
+/// and the index of the host of each.
+pub(super) fn place(
+    capacities: &[Capacity],
+    ranks: u32,
+    at_least: u32,
+) -> Result<(u32, Vec<usize>), RunError> {
+    match distribute(capacities, ranks) {
+        Ok(placed) => Ok((ranks, placed)),
+        Err(capacity) if capacity >= at_least => place(capacities, capacity, at_least),
+        Err(capacity) => Err(RunError::TooManyRanks { ranks, capacity }),
+    }
+}
+
 /// The cores of a rank: an equal share of consecutive cores of its host. If there are more ranks
 /// than cores, some ranks share a core.
 pub(super) fn share(cores: &[usize], rank: LocalRank) -> &[usize] {
@@ -111,6 +126,16 @@ mod tests {
         assert_eq!(distribute(&capacities, 4), Ok(vec![0, 1, 1, 1]));
         assert_eq!(distribute(&capacities, 5), Err(4));
         assert_eq!(distribute(&[], 1), Err(0));
+    }
+
+    #[test]
+    fn fewer_ranks_are_placed_if_they_are_enough() {
+        let capacities = [(2, Some(2)), (2, Some(3))].map(|(slots, max)| Capacity { slots, max });
+        let placed = |ranks, at_least| place(&capacities, ranks, at_least).ok();
+        assert_eq!(placed(8, 5), Some((5, vec![0, 0, 1, 1, 1])));
+        assert_eq!(placed(3, 1), Some((3, vec![0, 0, 1])));
+        assert_eq!(placed(8, 6), None);
+        assert!(place(&[], 2, 1).is_err());
     }
 
     #[test]

@@ -54,6 +54,7 @@ enum Command {
     Trace(trace::TraceArgs),
     Report(report::ReportArgs),
     Agent(dipole_agent::AgentArgs),
+    Load(dipole_agent::LoadArgs),
     Key(key::KeyArgs),
     MpiEnv(mpi::MpiEnvArgs),
     Sockets(sockets::SocketsArgs),
@@ -221,6 +222,10 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         Command::Graph(args) => graph::execute(&args, json, out),
         Command::Agent(args) => {
             dipole_agent::execute(&args, json, out)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Load(args) => {
+            dipole_agent::load(&args, json, out)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Key(args) => key::execute(&args, json, out),

@@ -22,9 +22,9 @@ use screen::{Order, View};
 /// Show local processes live
 ///
 /// Messages and bytes per second of each process, retransmissions, and how it reaches its peers; below,
-/// the edges of the selected process with their traffic. With --trace also the supersteps of a program
-/// that runs with DIPOLE_TRACE. Keys: arrows select a process, s sorts by another column, p pauses, q
-/// quits.
+/// the edges of the selected process with their traffic. If an agent runs, also the load of all nodes
+/// (see `dipole load`). With --trace also the supersteps of a program that runs with DIPOLE_TRACE. Keys:
+/// arrows select a process, s sorts by another column, p pauses, q quits.
 #[derive(Args, Debug)]
 pub(crate) struct TopArgs {
     /// Seconds between two samples
@@ -38,8 +38,8 @@ pub(crate) struct TopArgs {
     trace: Option<PathBuf>,
 }
 
-/// Shows it until a key ends it; with `--once` prints it, with `json` one object for each process and each
-/// traced rank.
+/// Shows it until a key ends it; with `--once` prints it, with `json` one object for each
+/// process, traced rank and node.
 pub(crate) fn execute(
     arguments: &TopArgs,
     json: bool,
@@ -127,6 +127,9 @@ fn print(now: &Now, json: bool, out: &mut dyn Write) -> Result<ExitCode, Failure
         for rank in &now.ranks {
             writeln!(out, "{}", line(rank))?;
         }
+        for node in &now.nodes {
+            writeln!(out, "{}", line(node))?;
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let mut rows = table(screen::COLUMNS);
@@ -147,6 +150,13 @@ fn print(now: &Now, json: bool, out: &mut dyn Write) -> Result<ExitCode, Failure
             ranks.add_row(screen::rank_cells(rank));
         }
         writeln!(out, "{ranks}")?;
+    }
+    if !now.nodes.is_empty() {
+        let mut nodes = table(screen::NODE_COLUMNS);
+        for node in &now.nodes {
+            nodes.add_row(screen::node_cells(node));
+        }
+        writeln!(out, "{nodes}")?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -14,6 +14,7 @@ use dipole_naming::key::ClusterKey;
 use serde::{Deserialize, Serialize};
 
 use super::sync::Digests;
+use crate::load;
 use crate::member::Member;
 
 /// Maximum size of a packet without the data in its [`Body`].
@@ -46,6 +47,8 @@ pub(crate) enum Body {
         /// The sender rejects earlier incarnations of the receiver; 0 if it knows none.
         min_incarnation: [u8; 8],
     },
+    /// Rows of the table of loads.
+    Load(load::Message),
 }
 
 /// A packet of our cluster that is addressed to this node.

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use dipole_naming::address::NodeId;
 use dipole_naming::envelope::{Authenticator, Header};
 use dipole_node::registry::{ANNOUNCEMENT_BYTES, Announcement, NodeFacts};
+use rand::RngExt;
 
 use super::auth::{Body, PacketAuth};
 use super::*;
@@ -456,4 +457,5 @@ fn hundreds_of_nodes_agree_within_seconds_and_send_as_little_as_fifty() {
     assert!(of_many < 1.5 * of_few, "{of_many:.0} B/s, not {of_few:.0}");
 }
 
+mod loads;
 mod strangers;

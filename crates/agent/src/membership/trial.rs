@@ -8,7 +8,9 @@ use dipole_node::registry::NodeFacts;
 
 use super::auth::{Body, PacketAuth};
 use super::contacts::digest;
+use super::sync::Digests;
 use super::{MAX_PACKET_BYTES, Membership, Secrets};
+use crate::load;
 use crate::member::Member;
 
 const PORT: u16 = 7411;
@@ -45,12 +47,18 @@ pub fn receive_anything(bytes: &[u8]) {
         tokens: ClusterKey::new([7; KEY_BYTES]).mac_key("trial"),
     };
     let mut one = Membership::new(member(1), vec![member(3)], secrets, None);
+    let figures = load::Figures {
+        cores: 1,
+        speed: 1,
+        ..load::Figures::default()
+    };
+    one.load_mut().set_own(Duration::from_secs(1), figures);
     let mut stranger = PacketAuth::new(None, 2, 9, PORT);
     let (mut now, mut came) = (Duration::from_secs(1), 0);
     let mut to_others = 0;
     let mut rest = bytes;
     // The first packet causes a challenge, to which the attacker responds.
-    let mut packet = stranger.seal(1, Body::SyncRequest(super::Digests::default()));
+    let mut packet = stranger.seal(1, Body::SyncRequest(Digests::default()));
     loop {
         came += packet.len();
         one.on_packet(now, at(2), &packet);
@@ -93,6 +101,8 @@ pub fn receive_anything(bytes: &[u8]) {
     }
     let shown = one.members().map(Member::shown).collect::<String>();
     assert!(!shown.contains(['\n', '\u{1b}']));
+    let nodes = one.members().count() + 1;
+    assert!(one.load().rows(now).len() <= nodes);
     assert!(one.members().all(|member| member.facts.is_valid()));
 }
 
@@ -105,6 +115,20 @@ mod tests {
     use super::super::swim::Swim;
     use super::*;
     use foca::{Codec, PostcardCodec};
+
+    /// A row of the table of loads.
+    fn row(node: u32, age_ms: u32) -> load::Row {
+        let figures = load::Figures {
+            cores: 2,
+            speed: 9,
+            ..load::Figures::default()
+        };
+        load::Row {
+            node,
+            age_ms,
+            figures,
+        }
+    }
 
     /// A valid packet of another agent, in the format of [`receive_anything`].
     fn sound(random: &mut StdRng) -> Vec<u8> {
@@ -130,8 +154,18 @@ mod tests {
         let written = PostcardCodec.encode_header(&header, &mut head);
         written.expect("a vector");
         let updates = [foca::Member::alive(about)];
-        let (kind, content) = match random.random_range(0..3) {
+        let (kind, content) = match random.random_range(0..4) {
             0 => (1, Swim::encode(&head, &updates)),
+            1 => {
+                let rows = vec![row(random.random_range(0..9), random.random())];
+                let (first, last) = random.random();
+                let message = match random.random() {
+                    true => load::Message::Request { first, last, rows },
+                    false => load::Message::Response { rows },
+                };
+                let bytes = postcard::to_extend(&Body::Load(message), Vec::new());
+                (2, bytes.expect("a vector"))
+            }
             _ => {
                 let body = match random.random() {
                     true => Body::SyncResponse(updates.to_vec()),

@@ -232,18 +232,22 @@ fn load_per_core() -> io::Result<f64> {
         .next()
         .and_then(|word| word.parse().ok());
     let load: f64 = load.ok_or_else(|| io::Error::other("/proc/loadavg holds no load"))?;
-    // All cores, not only those that this process may use.
+    Ok(load / f64::from(cores()?))
+}
+
+/// Number of cores of the machine, not only those that this process may use.
+pub(crate) fn cores() -> io::Result<u32> {
     let stat = std::fs::read_to_string("/proc/stat")?;
     let is_core = |line: &&str| {
         line.strip_prefix("cpu")
             .is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
     };
     let cores = u32::try_from(stat.lines().filter(is_core).count()).unwrap_or(1);
-    Ok(load / f64::from(cores.max(1)))
+    Ok(cores.max(1))
 }
 
 /// Users who are logged in, from `who`, which knows where the system records logins.
-fn logged_in() -> io::Result<Vec<String>> {
+pub(crate) fn logged_in() -> io::Result<Vec<String>> {
     let failed =
         |why: String| io::Error::other(format!("`who` failed to list the users logged in: {why}"));
     let output = Command::new("who")

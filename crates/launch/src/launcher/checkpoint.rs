@@ -16,7 +16,7 @@ use serde_json::json;
 use super::{JobSetup, Launch, REPORT_TIMEOUT};
 use crate::guard::{FOLDER, NOT_RESTORED};
 use crate::message::{Images, ToShim};
-use crate::{Program, RunError};
+use crate::{Program, RunArgs, RunError};
 
 /// Statuses with which a rank would end again: it cannot be restored, or the program not started.
 const FINAL: [u8; 3] = [NOT_RESTORED, 126, 127];
@@ -216,6 +216,18 @@ pub fn default_folder() -> Option<PathBuf> {
 }
 
 impl Launch {
+    /// True if the ranks continue from images.
+    pub(super) fn continues(&self) -> bool {
+        let checkpoints = self.checkpoints.as_ref();
+        checkpoints.is_some_and(|checkpoints| checkpoints.from.is_some())
+    }
+
+    /// The number of ranks to start. Images exist only of ranks that took part.
+    pub(super) fn ranks(&self, args: &RunArgs) -> u32 {
+        let from = self.checkpoints.as_ref().and_then(|it| it.from.as_ref());
+        from.map_or(args.ranks, |set| set.size)
+    }
+
     /// Prepares the folder, and prints how the job is restarted by hand.
     pub(super) fn announce_checkpoints(&self, programs: &[Program]) -> Result<(), RunError> {
         let Some(checkpoints) = &self.checkpoints else {

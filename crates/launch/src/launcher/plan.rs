@@ -52,7 +52,7 @@ impl Plan {
         for (name, value) in [
             ("DIPOLE_JOB", id.to_string()),
             ("DIPOLE_JOB_BASE", base.to_string()),
-            ("DIPOLE_SIZE", args.ranks.to_string()),
+            ("DIPOLE_SIZE", nodes.len().to_string()),
             ("DIPOLE_RANKS", write_ranks(nodes)),
         ] {
             environment.insert(name.to_owned(), value.into());

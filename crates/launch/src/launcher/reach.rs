@@ -13,7 +13,7 @@ use super::{Event, FIRST_NOTICE, JobSetup, Launch, NOTICE_EVERY, small};
 use crate::RunError;
 use crate::host::{Contact, HostEvent, State};
 use crate::message::{Ending, ToLauncher, ToShim};
-use crate::placement::{Capacity, candidates, distribute};
+use crate::placement::{Capacity, candidates, place};
 
 impl Launch {
     /// Contacts hosts until enough have answered; returns a status if a signal arrived first.
@@ -27,7 +27,7 @@ impl Launch {
                 let slots = &mut list[*index].slots;
                 *slots = contact.max_ranks.map_or(*slots, |max| max.min(*slots));
             }
-            let wanted = candidates(&list, &failed, args.ranks);
+            let wanted = candidates(&list, &failed, self.ranks(args));
             if wanted.is_empty() {
                 return Err(RunError::NoHost { tried: list.len() });
             }
@@ -186,17 +186,23 @@ impl Launch {
                 Capacity { slots, max }
             })
             .collect();
-        let placed =
-            distribute(&capacities, args.ranks).map_err(|capacity| RunError::TooManyRanks {
-                ranks: args.ranks,
-                capacity,
-            })?;
+        let most = self.ranks(args);
+        let at_least = args.at_least.unwrap_or(most).min(most);
+        let at_least = match self.continues() {
+            true => most,
+            false => at_least,
+        };
+        let (ranks, placed) = place(&capacities, most, at_least)?;
+        if ranks < most {
+            let text = format!("starting {ranks} of {most} ranks (--at-least)");
+            self.print_message(text);
+        }
         let ready_nodes: Vec<NodeId> = ready().map(|contact| contact.host.node).collect();
         let nodes: Vec<NodeId> = placed.iter().map(|at| ready_nodes[*at]).collect();
         let plan = Plan::new(args, setup.hosts, self.checkpoints.as_ref(), &nodes)?;
         let ready = self.contacts.iter_mut().filter(|(_, it)| is_ready(it));
         for (at, (index, contact)) in ready.enumerate() {
-            let ranks: Vec<u32> = (0..args.ranks)
+            let ranks: Vec<u32> = (0..ranks)
                 .zip(&placed)
                 .filter(|(_, on)| **on == at)
                 .map(|(rank, _)| rank)

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use dipole_bsp::trace::{Step, TraceFile, is_trace_name, total};
+use dipole_launch::load::{self, NodeLoad};
+use dipole_naming::job::node_from_env;
 use dipole_node::registry::{EdgeTraffic, Registry};
 use dipole_node::{Address, NodeId};
 use serde::Serialize;
@@ -17,6 +19,8 @@ use crate::processes::{Found, all};
 pub(super) struct Now {
     pub(super) processes: Vec<Process>,
     pub(super) ranks: Vec<Rank>,
+    /// Load of all nodes, best first, if this node has an agent.
+    pub(super) nodes: Vec<NodeLoad>,
 }
 
 /// State of one process.
@@ -199,7 +203,11 @@ impl Sampler {
             .map(|(_, from, edge)| ((from, edge.target), edge))
             .collect();
         let ranks = self.ranks(seconds)?;
-        Ok(Now { processes, ranks })
+        Ok(Now {
+            processes,
+            ranks,
+            nodes: loads(),
+        })
     }
 
     /// Stops the request for edge statistics.
@@ -268,6 +276,14 @@ impl Sampler {
         self.supersteps = supersteps;
         Ok(ranks)
     }
+}
+
+/// The load of all nodes, as the agent of this node knows it.
+fn loads() -> Vec<NodeLoad> {
+    let own = node_from_env().ok().flatten().unwrap_or(NodeId(1));
+    let mut loads = load::request(own).unwrap_or_default();
+    loads.sort_by(|one, other| other.priority().total_cmp(&one.priority()));
+    loads
 }
 
 /// Share of the time of some supersteps that was computation.

@@ -1,5 +1,6 @@
 //! Draws `dipole top`: processes, the edges of the selected one, and traced ranks.
 
+use dipole_launch::load::NodeLoad;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style};
@@ -32,6 +33,17 @@ pub(super) const RANK_COLUMNS: [&str; 7] = [
     "at",
 ];
 const RANK_WIDTHS: [u16; 7] = [6, 16, 11, 9, 9, 10, 24];
+pub(super) const NODE_COLUMNS: [&str; 8] = [
+    "node",
+    "load",
+    "cores",
+    "Mflop/s",
+    "idle Mflop/s",
+    "users",
+    "jobs",
+    "age s",
+];
+const NODE_WIDTHS: [u16; 8] = [6, 8, 6, 9, 13, 6, 6, 8];
 
 /// Column by which processes are sorted, largest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,21 +123,16 @@ impl View {
     }
 
     pub(super) fn draw(&mut self, now: &Now, frame: &mut Frame<'_>) {
-        let ranks = match now.ranks.len() {
-            0 => 0,
-            some => u16::try_from(some)
-                .unwrap_or(u16::MAX)
-                .saturating_add(3)
-                .min(12),
-        };
+        let (ranks, nodes) = (height(now.ranks.len(), 12), height(now.nodes.len(), 8));
         let parts = Layout::vertical([
             Constraint::Length(1),
             Constraint::Min(4),
             Constraint::Length(ranks),
+            Constraint::Length(nodes),
             Constraint::Max(8),
             Constraint::Length(1),
         ]);
-        let [head, processes, traced, edges, keys] = parts.areas(frame.area());
+        let [head, processes, traced, loads, edges, keys] = parts.areas(frame.area());
         self.head(now, frame, head);
         let rows = now.processes.iter().map(|process| Row::new(cells(process)));
         let table = titled(" processes ".to_owned(), COLUMNS, WIDTHS, rows.collect())
@@ -140,6 +147,12 @@ impl View {
                 rows.collect(),
             );
             frame.render_widget(table, traced);
+        }
+        if nodes > 0 {
+            let rows = now.nodes.iter().map(|node| Row::new(node_cells(node)));
+            let rows = rows.collect();
+            let table = titled(" nodes ".to_owned(), NODE_COLUMNS, NODE_WIDTHS, rows);
+            frame.render_widget(table, loads);
         }
         self.chosen(now, frame, edges);
         let words = "arrows choose   s sorts by another column   p pauses   q ends";
@@ -195,6 +208,14 @@ impl View {
     }
 }
 
+/// Lines of a table with a frame and headings: none without rows, and no more than `most`.
+fn height(rows: usize, most: u16) -> u16 {
+    match rows {
+        0 => 0,
+        rows => u16::try_from(rows + 3).unwrap_or(u16::MAX).min(most),
+    }
+}
+
 fn titled<'a, const N: usize>(
     title: String,
     columns: [&'a str; N],
@@ -246,8 +267,22 @@ pub(super) fn rank_cells(rank: &Rank) -> [String; 7] {
     ]
 }
 
+pub(super) fn node_cells(node: &NodeLoad) -> [String; 8] {
+    [
+        node.node.to_string(),
+        format!("{:.2}", node.load),
+        node.cores.to_string(),
+        node.speed.to_string(),
+        format!("{:.0}", node.idle_speed()),
+        node.users.to_string(),
+        node.jobs.to_string(),
+        format!("{:.0}", node.age_s),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
+    use dipole_node::NodeId;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
@@ -278,6 +313,17 @@ mod tests {
                 waits_for: Some(1),
                 ..Rank::default()
             }],
+            nodes: vec![NodeLoad {
+                node: NodeId(4),
+                load: 0.5,
+                cores: 8,
+                speed: 2000,
+                memory_mib: 16_000,
+                available_mib: 9000,
+                users: 1,
+                jobs: 2,
+                age_s: 77.0,
+            }],
         }
     }
 
@@ -301,6 +347,7 @@ mod tests {
             "lu.c:30",
             "rank 1",
             "2:3",
+            "15000",
             "3 over udp; not better, since DIPOLE_LINK",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");

@@ -4,5 +4,6 @@
 mod clock;
 mod control;
 mod join;
+mod load;
 mod segments;
 mod testbed;

@@ -503,3 +503,16 @@ fn an_output_error_is_not_mistaken_for_a_closed_pipe() {
 fn a_variable_without_a_name_is_refused() {
     assert_eq!(status(&run(&["-n", "1", "--env", "=x", "true"])), 2);
 }
+
+#[test]
+fn fewer_ranks_are_refused_where_they_have_no_meaning() {
+    for arguments in [
+        &["-n", "2", "--at-least", "3", "true"][..],
+        &["-n", "2", "--at-least", "1", "true", ":", "-n", "1", "true"],
+        &["-n", "2", "--at-least", "0", "true"],
+    ] {
+        let output = run(arguments);
+        assert_eq!(status(&output), 2, "{arguments:?}: {}", err(&output));
+        assert!(err(&output).contains("--at-least"), "{}", err(&output));
+    }
+}

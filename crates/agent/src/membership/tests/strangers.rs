@@ -102,7 +102,7 @@ fn a_bystander_receives_no_more_than_a_stranger_sends() {
         for body in [
             swim(&named, &dst, Message::Announce, &[]),
             swim(&named, &dst, Message::Gossip, &[]),
-            Body::SyncRequest(Digests::default()),
+            Body::SyncRequest(sync::Digests::default()),
         ] {
             let packet = stranger.seal(1, body);
             sent += packet.len();
