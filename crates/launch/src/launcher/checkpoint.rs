@@ -117,13 +117,9 @@ impl JobCheckpoints {
     fn select(&self, given: &str) -> Result<Set, RunError> {
         let number = given.split_once('/').map(|(_, number)| number);
         let sets = self.sets()?;
-        let complete = sets.iter().filter(|set| set.is_complete());
-        let found = match number {
-            Some(number) => complete
-                .filter(|set| number.parse() == Ok(set.number))
-                .next_back(),
-            None => complete.last(),
-        };
+        let mut complete = sets.iter().filter(|set| set.is_complete());
+        let is_named = |set: &&Set| number.is_none_or(|number| number.parse() == Ok(set.number));
+        let found = complete.rfind(is_named);
         found.cloned().ok_or_else(|| {
             let numbers: Vec<String> = sets
                 .iter()

@@ -187,10 +187,9 @@ impl Launch {
             })
             .collect();
         let most = self.ranks(args);
-        let at_least = args.at_least.unwrap_or(most).min(most);
-        let at_least = match self.continues() {
-            true => most,
-            false => at_least,
+        let at_least = match args.at_least {
+            Some(least) if !self.continues() => least,
+            _ => most,
         };
         let (ranks, placed) = place(&capacities, most, at_least)?;
         if ranks < most {
