@@ -55,7 +55,7 @@ enum Command {
     SuperstepRank(RankArgs),
     /// Starts ranks, as `dipole run` does.
     #[command(hide = true)]
-    Run(dipole_launch::RunArgs),
+    Run(Box<dipole_launch::RunArgs>),
     #[command(hide = true)]
     Guard(dipole_launch::GuardArgs),
     #[command(hide = true)]
@@ -112,7 +112,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
             dipole_bench::rank(&args)?;
             true
         }
-        Command::Run(args) => return dipole_launch::execute(args, json),
+        Command::Run(args) => return dipole_launch::execute(*args, json),
         Command::Guard(args) => return Ok(dipole_launch::guard(args)),
         Command::Shim(args) => return Ok(dipole_launch::shim(&args)),
         Command::Reach(args) => return Ok(dipole_launch::reach(&args)),
