@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::section::{Site, call, refuse};
+use crate::section::call;
 
 /// Supersteps between two checkpoints; 0 for never.
 static FREQUENCY: AtomicUsize = AtomicUsize::new(0);
@@ -13,26 +13,22 @@ const UNSET: usize = usize::MAX;
 static IS_ENABLED: AtomicBool = AtomicBool::new(true);
 static SINCE_LAST: AtomicUsize = AtomicUsize::new(0);
 
-const NO_PLACE: &str = "the job was started without a place for checkpoints: start it with dipole run \
-    --checkpoint-every or --checkpoint-dir";
-
-/// Requests a checkpoint if the program wants one at the end of this superstep.
+/// True if the program wants a checkpoint at the end of this superstep.
 #[inline]
-pub(crate) fn count_superstep() {
+pub(crate) fn is_due() -> bool {
     let frequency = FREQUENCY.load(Ordering::Relaxed);
     if frequency > 0 && IS_ENABLED.load(Ordering::Relaxed) {
         let since_last = SINCE_LAST.fetch_add(1, Ordering::Relaxed) + 1;
         if since_last >= frequency {
             SINCE_LAST.store(0, Ordering::Relaxed);
-            request("bsp_sync");
+            return true;
         }
     }
+    false
 }
 
 fn request(name: &'static str) {
-    if !call(name, |part| Ok(part.process.request_checkpoint())) {
-        refuse(Site::of(name), NO_PLACE);
-    }
+    call(name, |part| part.process.request_checkpoint());
 }
 
 /// Requests a checkpoint at the end of this superstep.

@@ -225,8 +225,12 @@ pub extern "C" fn bsp_predict(nprocs: c_int, work: f64, h: f64) -> f64 {
 /// Ends the superstep.
 #[unsafe(no_mangle)]
 pub extern "C" fn bsp_sync() {
-    checkpoint::count_superstep();
-    call_and_wait("bsp_sync", |part| part.process.sync());
+    call_and_wait("bsp_sync", |part| {
+        if checkpoint::is_due() {
+            part.process.request_checkpoint()?;
+        }
+        part.process.sync()
+    });
 }
 
 /// Does nothing: no launcher adds arguments that would have to be removed.

@@ -93,6 +93,12 @@ pub enum Misuse {
     /// A move from an empty queue.
     #[error("the queue is empty: call bsp_qsize or bsp_get_tag before")]
     EmptyQueue,
+    /// A checkpoint was requested, but the launcher has given no folder.
+    #[error(
+        "the job was started without a place for checkpoints: start it with dipole run \
+         --checkpoint-every or --checkpoint-dir"
+    )]
+    NoCheckpoints,
     /// A rule of a library built on this one was broken.
     #[error("{0}")]
     Rule(String),

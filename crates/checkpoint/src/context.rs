@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn the_context_is_that_of_the_call() {
-        let mut context = (0, 0);
+        let mut context = (0_u64, 0_u64);
         // SAFETY: the callback returns, and `context` outlives the call.
         let returned = unsafe { call_with_context(store, (&raw mut context).cast()) };
         assert_eq!(returned, 0);

@@ -392,7 +392,9 @@ fn read_chunks(
         if head.address == 0 {
             let mut rest = [0];
             return match from.read(&mut rest)? {
-                _ if head.checksum != heads => Err(Refusal::Damaged("chunks are missing")),
+                _ if head.checksum != heads || head.length != 0 || head.compressed != 0 => {
+                    Err(Refusal::Damaged("chunks are missing"))
+                }
                 0 => Ok(()),
                 _ => Err(Refusal::Damaged("bytes follow its end")),
             };

@@ -17,6 +17,7 @@ use super::shared_memory::SharedMemory;
 use crate::carrier::{Carrier, Connection};
 use crate::failure::Failure;
 use crate::local::{LocalRanks, SyncPhase};
+use crate::misuse::Misuse;
 use crate::superstep::collective::Ending;
 use crate::superstep::exchange::Exchange;
 
@@ -163,16 +164,14 @@ impl Checkpoints {
 }
 
 impl<C: Carrier> Process<C> {
-    /// Requests a checkpoint at the end of this superstep. Returns false if the job has no folder
-    /// for checkpoints.
-    pub fn request_checkpoint(&mut self) -> bool {
-        match &mut self.checkpoints {
-            Some(checkpoints) => {
-                checkpoints.is_requested = true;
-                true
-            }
-            None => false,
-        }
+    /// Requests a checkpoint at the end of this superstep.
+    ///
+    /// # Errors
+    /// The job has no folder for checkpoints.
+    pub fn request_checkpoint(&mut self) -> Result<(), Failure> {
+        let checkpoints = self.checkpoints.as_mut().ok_or(Misuse::NoCheckpoints)?;
+        checkpoints.is_requested = true;
+        Ok(())
     }
 
     /// Takes an image of this process. After a restoration, continues with new links.
