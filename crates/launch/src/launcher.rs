@@ -138,6 +138,8 @@ struct Attempt {
     ends_for_restart: Option<u8>,
     /// Nodes that were lost in any attempt; they are used again only if there are no others.
     lost_nodes: Vec<NodeId>,
+    /// Input that arrived while no rank could take it.
+    input: Vec<Vec<u8>>,
     has_input_ended: bool,
 }
 
@@ -213,7 +215,6 @@ impl Launch {
         };
         self.timeout_at = args.timeout.map(|timeout| Instant::now() + timeout);
         self.announce_checkpoints(&args.programs)?;
-        self.forward_input();
         loop {
             if let Some(status) = self.reach(&setup)? {
                 return Ok(status);
@@ -266,6 +267,9 @@ impl Launch {
                 }
                 Some(Event::Host(HostEvent::Ended(index, reason))) => self.on_end(index, reason),
                 Some(Event::Signal(signal)) => self.forward_signal(signal),
+                Some(Event::Input(bytes)) if self.attempt.ends_for_restart.is_some() => {
+                    self.attempt.input.push(bytes);
+                }
                 Some(Event::Input(bytes)) => self.send_to_rank_0(ToShim::Input(bytes)),
                 Some(Event::InputEnd) => {
                     self.attempt.has_input_ended = true;

@@ -305,6 +305,16 @@ impl Launch {
         Ok(true)
     }
 
+    /// Sends the input that arrived between two attempts.
+    pub(super) fn repeat_input(&mut self) {
+        for bytes in std::mem::take(&mut self.attempt.input) {
+            self.send_to_rank_0(ToShim::Input(bytes));
+        }
+        if self.attempt.has_input_ended {
+            self.send_to_rank_0(ToShim::InputEnd);
+        }
+    }
+
     /// Removes the checkpoints of a job that has succeeded.
     pub(super) fn remove_checkpoints(&self) {
         if let (Some(checkpoints), None | Some(0)) = (&self.checkpoints, self.status) {

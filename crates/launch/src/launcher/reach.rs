@@ -75,6 +75,9 @@ impl Launch {
                     return Ok(Some(status));
                 }
                 Some(Event::Host(event)) => self.on_start_event(event, &mut failed),
+                // Between two attempts.
+                Some(Event::Input(bytes)) => self.attempt.input.push(bytes),
+                Some(Event::InputEnd) => self.attempt.has_input_ended = true,
                 _ => {}
             }
             for index in self.late(setup) {
@@ -215,8 +218,9 @@ impl Launch {
             let start = plan.start(contact, ranks, 0);
             contact.send(ToShim::Start(Box::new(start)));
         }
-        if self.attempt.has_input_ended {
-            self.send_to_rank_0(ToShim::InputEnd);
+        match self.attempt.number {
+            0 => self.forward_input(),
+            _ => self.repeat_input(),
         }
         Ok(plan)
     }
