@@ -25,7 +25,7 @@ enum To {
 }
 
 /// A command line, and whether it prints something where no process runs.
-const COMMANDS: [(&str, bool); 24] = [
+const COMMANDS: [(&str, bool); 27] = [
     ("run -n 1 echo words", true),
     // The test below runs these commands with a peer.
     ("send 1:7 --timeout 0 /dev/null", false),
@@ -58,6 +58,9 @@ const COMMANDS: [(&str, bool); 24] = [
     ("help", true),
     ("--version", true),
     ("manual", true),
+    ("checkpoints --checkpoint-dir none", true),
+    ("checkpoint 00000000000000ff --checkpoint-dir none", false),
+    ("load", false),
 ];
 
 fn dipole(line: &str, place: &Path, to: To) -> Command {
