@@ -147,7 +147,7 @@ mod tests {
         let returned = unsafe { call_with_context(store, (&raw mut context).cast()) };
         assert_eq!(returned, 0);
         let here = std::hint::black_box(0_u8);
-        let distance = (&raw const here).addr().abs_diff(context.0 as usize);
+        let distance = ((&raw const here).addr() as u64).abs_diff(context.0);
         assert!(distance < 1 << 16, "{distance}");
         assert_eq!(context.0 % 16, 0);
         assert!(code_bytes() < 256, "{}", code_bytes());
