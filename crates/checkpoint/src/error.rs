@@ -25,13 +25,13 @@ pub enum CaptureError {
     Store(#[from] StoreError),
 }
 
-/// How [`take`] returned.
+/// How [`take`](crate::take()) returned.
 #[derive(Debug)]
 pub enum Outcome {
     /// The process goes on; a child writes the image.
     Continued,
     /// This process was restored from the image. The variables are the environment that
-    /// [`restore`](crate::restore) was given; the old ones are still set.
+    /// [`restore`](crate::restore()) was given; the old ones are still set.
     Restored(Vec<(String, String)>),
 }
 

@@ -1,7 +1,7 @@
 //! Images of processes, without privileges and without changes to the program.
 //!
 //! [`take`] forks: the program goes on at once, and a child writes the image from a frozen copy of
-//! the memory. [`restore`] replaces the calling process by the one in an image. [`Store`] keeps the
+//! the memory. [`restore()`] replaces the calling process by the one in an image. [`Store`] keeps the
 //! images of a job in a directory; a set of them counts only when it is complete.
 //!
 //! # Source
