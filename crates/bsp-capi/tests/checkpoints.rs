@@ -70,6 +70,22 @@ impl Jobs {
         (lines(&output), logs(&files))
     }
 
+    fn restart(&self, job: &str) -> Output {
+        let mut command = self.command("shm");
+        command.args([
+            "run",
+            "--timeout",
+            "100",
+            "--restart",
+            job,
+            "--checkpoint-dir",
+        ]);
+        command
+            .arg(self.folder("checkpoints"))
+            .output()
+            .expect("it starts")
+    }
+
     fn jobs(&self) -> Vec<String> {
         let entries = fs::read_dir(self.folder("checkpoints")).expect("a folder");
         let names = entries.map(|entry| entry.expect("an entry").file_name());
@@ -151,17 +167,7 @@ fn a_job_is_continued_by_hand_and_over_another_link() {
         lines(&listed).iter().any(|line| line.ends_with("complete")),
         "{listed:?}"
     );
-    let mut command = jobs.command("shm");
-    command.args([
-        "run",
-        "--timeout",
-        "100",
-        "--restart",
-        job,
-        "--checkpoint-dir",
-    ]);
-    let output = command.arg(jobs.folder("checkpoints")).output();
-    let output = output.expect("it starts");
+    let output = jobs.restart(job);
     assert!(output.status.success(), "{}", err(&output));
     assert_eq!(lines(&output), printed);
     assert_eq!(logs(&files), logged);
@@ -192,17 +198,7 @@ fn a_damaged_image_is_named_and_never_run() {
         lines(&listed).concat().contains("not an intact image"),
         "{listed:?}"
     );
-    let mut command = jobs.command("shm");
-    command.args([
-        "run",
-        "--timeout",
-        "100",
-        "--restart",
-        &job,
-        "--checkpoint-dir",
-    ]);
-    let output = command.arg(jobs.folder("checkpoints")).output();
-    let output = output.expect("it starts");
+    let output = jobs.restart(&job);
     assert_eq!(output.status.code(), Some(125), "{}", err(&output));
     assert!(
         err(&output).contains("not an intact image"),

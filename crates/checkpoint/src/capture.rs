@@ -11,14 +11,16 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use crate::context::call_with_context;
-use crate::descriptors::{open_files, program};
+use crate::descriptors::open_files;
 use crate::error::{CaptureError, Outcome};
 use crate::handover::Handover;
 use crate::image::{CHUNK_BYTES, Header, Identity, Layout, PAGE_BYTES, Thread, Writer};
 use crate::machine::Machine;
 use crate::maps::{self, Mapping};
-use crate::store::Store;
-use crate::thread::{SIGNALS, set_thread_id, signal_action, thread};
+use crate::store::{PartFile, Store};
+use crate::thread::{
+    SIGNALS, block_signals, set_thread_id, signal_action, thread, unblock_signals,
+};
 
 /// Bytes of compressed data between two writes.
 const WRITE_BYTES: usize = 1 << 20;
@@ -56,7 +58,6 @@ pub fn take(
     let mut capture = Capture {
         header: Header {
             identity,
-            program: program(),
             name: name.trim_end().to_owned(),
             directory: std::env::current_dir().map_err(&read)?,
             machine,
@@ -97,7 +98,7 @@ pub fn take(
 
 struct Capture<'a> {
     header: Header,
-    part: crate::store::PartFile,
+    part: PartFile,
     store: &'a Store,
     reporter: &'a str,
     /// Error number of the first fork.
@@ -139,7 +140,7 @@ fn check_threads() -> Result<(), CaptureError> {
 }
 
 /// The addresses that the kernel shows in /proc/self/stat.
-pub(crate) fn layout() -> io::Result<Layout> {
+fn layout() -> io::Result<Layout> {
     let stat = fs::read_to_string("/proc/self/stat")?;
     let fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
     let fields: Vec<u64> = fields
@@ -158,23 +159,6 @@ pub(crate) fn layout() -> io::Result<Layout> {
         arguments: (field(48), field(49)),
         environment: (field(50), field(51)),
     })
-}
-
-fn block_signals() -> libc::sigset_t {
-    let mut former = std::mem::MaybeUninit::uninit();
-    let mut all = std::mem::MaybeUninit::uninit();
-    // SAFETY: both sets are local; the first call fills one, the second one reads it and fills the
-    // other.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), former.as_mut_ptr());
-        former.assume_init()
-    }
-}
-
-fn unblock_signals(former: &libc::sigset_t) {
-    // SAFETY: the set is valid, and the former one is not wanted.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, former, std::ptr::null_mut()) };
 }
 
 /// Forks a child that forks the writer and ends. Runs with all signals blocked.
@@ -216,8 +200,8 @@ fn exit(status: i32) -> ! {
 
 /// Writes the image, and ends this child.
 fn write_and_exit(capture: &mut Capture<'_>) -> ! {
-    // SAFETY: both calls change only the scheduling and the fate of this child: it computes while
-    // the program leaves a core idle.
+    // The child computes while the program leaves a core idle.
+    // SAFETY: the call changes only the priority of this child.
     unsafe { libc::nice(10) };
     // SAFETY: as for `fork_writer`; the copy makes system calls only.
     let frozen = unsafe { libc::fork() };

@@ -181,8 +181,3 @@ fn open(file: &OpenFile) -> io::Result<OwnedFd> {
     }
     Ok(descriptor)
 }
-
-/// The path of a descriptor's file.
-pub(crate) fn program() -> PathBuf {
-    fs::read_link("/proc/self/exe").unwrap_or_else(|_| Path::new("?").to_owned())
-}

@@ -34,8 +34,6 @@ pub(crate) const PAGE_BYTES: usize = 4096;
 /// The rank that an image belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Number of the job under which its checkpoints are kept.
-    pub job: u64,
     /// Number of the set of images, counted from 1.
     pub set: u64,
     /// The rank.
@@ -80,7 +78,6 @@ pub(crate) type SignalAction = [u64; 4];
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Header {
     pub(crate) identity: Identity,
-    pub(crate) program: PathBuf,
     /// Working directory.
     pub(crate) directory: PathBuf,
     /// Short name of the process.
@@ -450,12 +447,10 @@ mod tests {
         };
         Header {
             identity: Identity {
-                job: 7,
                 set: 1,
                 rank: 2,
                 size: 4,
             },
-            program: "/bin/program".into(),
             directory: "/".into(),
             name: "program".to_owned(),
             machine: Machine::current().expect("proc is mounted"),

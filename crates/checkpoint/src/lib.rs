@@ -13,6 +13,7 @@
 mod descriptors;
 mod error;
 mod image;
+mod interval;
 mod machine;
 mod maps;
 mod store;
@@ -37,6 +38,7 @@ pub use error::{CaptureError, Outcome, RestoreError};
 #[doc(hidden)]
 pub use image::is_intact;
 pub use image::{Identity, Image, ImageError};
+pub use interval::Interval;
 #[cfg(target_arch = "x86_64")]
 pub use restore::restore;
 pub use store::{Set, Store, StoreError};

@@ -21,7 +21,7 @@ use crate::handover::Handover;
 use crate::image::{Header, Image, Layout, PAGE_BYTES};
 use crate::machine::Machine;
 use crate::maps::{self, Mapping};
-use crate::thread::{RSEQ_SIGNATURE, SIGNALS, rseq_area};
+use crate::thread::{RSEQ_SIGNATURE, SIGNALS, block_signals, rseq_area};
 
 /// As in the kernel's `asm/prctl.h`.
 const SET_FS: u64 = 0x1002;
@@ -136,9 +136,14 @@ impl Range {
     fn jump(&self, header: &Header, steps: Steps) -> Result<Infallible, RestoreError> {
         let mapping = system("mapping memory for the image");
         map(self.code, CODE_BYTES, 0).map_err(&mapping)?;
+        let list_bytes = std::mem::size_of_val(&steps.list[..]) as u64;
+        if DATA + steps.data.len() as u64 > LIST || LIST + list_bytes > CODE_BYTES {
+            let cause = io::Error::other("the image has too many mappings");
+            return Err(system("preparing the restoration")(cause));
+        }
         let place =
             |at: u64| std::ptr::with_exposed_provenance_mut::<u8>((self.code + at) as usize);
-        // SAFETY: the memory was just mapped, and `Steps` has checked that code and data fit in.
+        // SAFETY: the memory was just mapped, and code, data and list fit in, as just checked.
         unsafe {
             std::ptr::copy_nonoverlapping(run_steps as *const u8, place(0), code_bytes());
             std::ptr::copy_nonoverlapping(steps.data.as_ptr(), place(DATA), steps.data.len());
@@ -158,10 +163,10 @@ impl Range {
         let run: unsafe extern "C" fn(*const Step, u64, u64, u64) -> ! =
             unsafe { std::mem::transmute(place(0)) };
         let thread = header.thread;
+        block_signals();
         // SAFETY: the list ends with `END`, and its calls leave this range in place. The image holds
         // the memory at `stack` and `resume`, as the checksums confirm. No other thread exists.
         unsafe {
-            block_all_signals();
             run(
                 place(LIST).cast(),
                 thread.stack,
@@ -214,22 +219,6 @@ fn unregister_rseq() {
             // SAFETY: after the call the kernel no longer writes there. A wrong length is refused.
             unsafe { libc::syscall(libc::SYS_rseq, area, length, UNREGISTER, signature) };
         }
-    }
-}
-
-/// # Safety
-/// The caller must not rely on signals.
-unsafe fn block_all_signals() {
-    let all = u64::MAX;
-    // SAFETY: sets the mask of this thread from a local variable.
-    unsafe {
-        libc::syscall(
-            libc::SYS_rt_sigprocmask,
-            libc::SIG_SETMASK,
-            &raw const all,
-            std::ptr::null_mut::<u64>(),
-            size_of::<u64>(),
-        );
     }
 }
 

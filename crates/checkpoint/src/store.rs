@@ -19,6 +19,9 @@ use std::path::{Path, PathBuf};
 
 use crate::image::Identity;
 
+/// A file in the folder that requests a checkpoint.
+const REQUEST: &str = "request";
+
 /// The checkpoints of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Store {
@@ -81,11 +84,24 @@ impl Store {
     /// The path of a complete image.
     #[must_use]
     pub fn image(&self, identity: Identity) -> PathBuf {
-        let Identity {
-            set, rank, size, ..
-        } = identity;
+        let Identity { set, rank, size } = identity;
         self.set_folder(set)
             .join(format!("rank-{rank}-of-{size}.image"))
+    }
+
+    /// Requests a checkpoint of the running job.
+    ///
+    /// # Errors
+    /// The folder does not exist or cannot be written.
+    pub fn request(&self) -> Result<(), StoreError> {
+        let path = self.folder.join(REQUEST);
+        fs::write(&path, "").map_err(failed(&path))
+    }
+
+    /// Takes a request, if there is one.
+    #[must_use]
+    pub fn take_request(&self) -> bool {
+        fs::remove_file(self.folder.join(REQUEST)).is_ok()
     }
 
     /// True while an image is being written.
@@ -241,12 +257,7 @@ mod tests {
     use super::*;
 
     fn identity(set: u64, rank: u32) -> Identity {
-        Identity {
-            job: 1,
-            set,
-            rank,
-            size: 2,
-        }
+        Identity { set, rank, size: 2 }
     }
 
     fn write(store: &Store, set: u64, rank: u32) {

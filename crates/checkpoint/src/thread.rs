@@ -95,3 +95,22 @@ pub(crate) fn local_data() -> u64 {
     unsafe { libc::syscall(libc::SYS_arch_prctl, GET_FS, &raw mut address) };
     address
 }
+
+/// Blocks all signals. Returns the former mask.
+pub(crate) fn block_signals() -> libc::sigset_t {
+    let mut former = std::mem::MaybeUninit::uninit();
+    let mut all = std::mem::MaybeUninit::uninit();
+    // SAFETY: both sets are local; the first call fills one, the second one reads it and fills the
+    // other.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), former.as_mut_ptr());
+        former.assume_init()
+    }
+}
+
+/// Sets a mask of signals.
+pub(crate) fn unblock_signals(former: &libc::sigset_t) {
+    // SAFETY: the set is valid, and the former one is not wanted.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, former, std::ptr::null_mut()) };
+}

@@ -213,13 +213,15 @@ impl Launch {
             reach,
             budget,
         };
-        self.timeout_at = args.timeout.map(|timeout| Instant::now() + timeout);
         self.announce_checkpoints(&args.programs)?;
         loop {
             if let Some(status) = self.reach(&setup)? {
                 return Ok(status);
             }
             let plan = self.start(&setup)?;
+            if self.attempt.number == 0 {
+                self.timeout_at = args.timeout.map(|timeout| Instant::now() + timeout);
+            }
             self.supervise(&setup, &plan);
             if !self.roll_back(&mut setup)? {
                 break;

@@ -60,7 +60,6 @@ pub(super) struct Start {
 pub(super) struct Images {
     /// Folder of the job's checkpoints.
     pub(super) folder: PathBuf,
-    pub(super) job: u64,
     pub(super) set: u64,
     pub(super) size: u32,
 }

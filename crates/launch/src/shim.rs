@@ -25,9 +25,7 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use super::budget::Budget;
 use super::descendants;
 use super::guard::watch_parent;
-use super::message::{
-    self, BANNER, Hello, Images, RankStart, Secret, Start, Stream, ToLauncher, ToShim,
-};
+use super::message::{self, BANNER, Hello, RankStart, Secret, Start, Stream, ToLauncher, ToShim};
 use super::mpi;
 use super::placement::share;
 use super::pmi::PmiServer;
@@ -402,21 +400,14 @@ fn rank_command(start: &Start, rank: &RankStart, cores: Option<&[usize]>) -> io:
         _ => Stdio::null(),
     };
     if let Some(images) = &start.images {
-        let Images {
-            folder,
-            job,
-            set,
-            size,
-        } = images;
         let identity = Identity {
-            job: *job,
-            set: *set,
+            set: images.set,
             rank: rank.rank,
-            size: *size,
+            size: images.size,
         };
         command
             .arg("--image")
-            .arg(Store::new(folder.clone()).image(identity));
+            .arg(Store::new(images.folder.clone()).image(identity));
     }
     command
         .arg("--")

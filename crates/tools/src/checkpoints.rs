@@ -13,9 +13,6 @@ use serde_json::json;
 
 use crate::output::Failure;
 
-/// File in a job's folder that requests a checkpoint.
-const REQUEST: &str = "request";
-
 /// Save a running job at the end of its current superstep
 ///
 /// The job must have been started with --checkpoint-every or --checkpoint-dir.
@@ -69,8 +66,7 @@ pub(crate) fn request(args: &CheckpointArgs, out: &mut dyn Write) -> Result<Exit
     if !is_job(&args.job) || !folder.is_dir() {
         return Err(unknown(&args.job, &args.place.folder()?));
     }
-    let path = folder.join(REQUEST);
-    fs::write(&path, "").map_err(|cause| Failure::from(format!("{}: {cause}", path.display())))?;
+    Store::new(folder).request()?;
     writeln!(out, "requested; `dipole checkpoints {}` shows it", args.job)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -148,7 +144,6 @@ fn print_set(
 fn images(store: &Store, set: &Set) -> impl Iterator<Item = PathBuf> {
     set.ranks.iter().map(|rank| {
         store.image(Identity {
-            job: 0,
             set: set.number,
             rank: *rank,
             size: set.size,

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use dipole_checkpoint::{Identity, Outcome, Store, take};
+use dipole_checkpoint::{Identity, Interval, Outcome, Store, take};
 use dipole_node::{default_runtime_dir, trace_dir, variable};
 
 use super::Process;
@@ -21,46 +21,18 @@ use crate::misuse::Misuse;
 use crate::superstep::collective::Ending;
 use crate::superstep::exchange::Exchange;
 
-/// Folder of the job's checkpoints, its number, and how often one is taken.
+/// Folder of the job's checkpoints, and how often one is taken.
 const FOLDER: &str = "DIPOLE_CHECKPOINT_DIR";
-const JOB: &str = "DIPOLE_CHECKPOINT_JOB";
 const EVERY: &str = "DIPOLE_CHECKPOINT_EVERY";
-/// A file in the folder that requests a checkpoint; rank 0 removes it.
-const REQUEST: &str = "request";
-/// How often rank 0 looks for it.
+/// How often rank 0 looks for a request.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-
-/// How often a checkpoint is taken without a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Interval {
-    Never,
-    Supersteps(u64),
-    Time(Duration),
-}
-
-impl Interval {
-    /// A number of supersteps, or a time such as `60s`.
-    fn parse(text: &str) -> Option<Interval> {
-        match text.strip_suffix('s') {
-            Some(seconds) => {
-                let seconds: f64 = seconds.parse().ok()?;
-                let time = Duration::try_from_secs_f64(seconds).ok()?;
-                (!time.is_zero()).then_some(Interval::Time(time))
-            }
-            None => match text.parse() {
-                Ok(0) | Err(_) => None,
-                Ok(supersteps) => Some(Interval::Supersteps(supersteps)),
-            },
-        }
-    }
-}
 
 /// The checkpoints of a job, as one rank sees them.
 #[derive(Debug)]
 pub(super) struct Checkpoints {
     store: Store,
-    job: u64,
-    interval: Interval,
+    /// `None` if checkpoints are only requested.
+    interval: Option<Interval>,
     /// This rank requests one.
     is_requested: bool,
     /// The ranks have agreed on one at the end of the present superstep.
@@ -79,18 +51,18 @@ impl Checkpoints {
         let Some(folder) = variable(FOLDER) else {
             return Ok(None);
         };
-        let invalid = |name: &str, value: &str| {
-            Failure::NotSaved(format!("{name} is `{value}`, which is not valid"))
-        };
-        let job = variable(JOB).unwrap_or_default();
-        let interval = match variable(EVERY) {
-            Some(text) => Interval::parse(&text).ok_or_else(|| invalid(EVERY, &text))?,
-            None => Interval::Never,
-        };
+        let interval = variable(EVERY).map(|text| {
+            let invalid = |right| Failure::NotSaved(format!("{EVERY} is `{text}`, not {right}"));
+            text.parse().map_err(invalid)
+        });
+        let checkpoints = Checkpoints::new(Store::new(folder.into()), interval.transpose()?);
+        Ok(Some(Box::new(checkpoints)))
+    }
+
+    fn new(store: Store, interval: Option<Interval>) -> Checkpoints {
         let now = Instant::now();
-        Ok(Some(Box::new(Checkpoints {
-            store: Store::new(PathBuf::from(folder)),
-            job: job.parse().map_err(|_| invalid(JOB, &job))?,
+        Checkpoints {
+            store,
             interval,
             is_requested: false,
             is_agreed: false,
@@ -98,7 +70,7 @@ impl Checkpoints {
             last_at: now,
             looked_at: now,
             supersteps: 0,
-        })))
+        }
     }
 
     /// True if a rank should request a checkpoint at the end of this superstep.
@@ -107,13 +79,13 @@ impl Checkpoints {
         if self.is_requested || rank > 0 {
             return self.is_requested;
         }
-        if let Interval::Supersteps(supersteps) = self.interval
+        if let Some(Interval::Supersteps(supersteps)) = self.interval
             && self.supersteps >= supersteps
         {
             return self.is_written(size);
         }
         let now = Instant::now();
-        if let Interval::Time(time) = self.interval
+        if let Some(Interval::Time(time)) = self.interval
             && now.duration_since(self.last_at) >= time
         {
             return self.is_written(size);
@@ -122,13 +94,12 @@ impl Checkpoints {
             return false;
         }
         self.looked_at = now;
-        std::fs::remove_file(self.store.folder().join(REQUEST)).is_ok()
+        self.store.take_request()
     }
 
     /// True unless rank 0's last image is still being written. The next checkpoint waits for it.
     fn is_written(&self, size: u32) -> bool {
         let identity = Identity {
-            job: self.job,
             set: self.last,
             rank: 0,
             size,
@@ -151,15 +122,10 @@ impl Checkpoints {
     /// Begins the next checkpoint. Returns its number.
     fn begin(&mut self) -> u64 {
         self.last += 1;
-        self.restart_clocks();
-        self.is_requested = false;
-        self.last
-    }
-
-    /// Clocks of another machine differ from those in an image.
-    fn restart_clocks(&mut self) {
         let now = Instant::now();
         (self.last_at, self.looked_at, self.supersteps) = (now, now, 0);
+        self.is_requested = false;
+        self.last
     }
 }
 
@@ -185,12 +151,7 @@ impl<C: Carrier> Process<C> {
             return Ok(());
         };
         let set = checkpoints.begin();
-        let identity = Identity {
-            job: checkpoints.job,
-            set,
-            rank,
-            size,
-        };
+        let identity = Identity { set, rank, size };
         let elapsed = self.begun.elapsed();
         let ignored: Vec<PathBuf> = [Some(default_runtime_dir()), trace_dir()]
             .into_iter()
@@ -302,31 +263,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interval_is_a_time_or_a_number_of_supersteps() {
-        let time = |seconds| Some(Interval::Time(Duration::from_secs_f64(seconds)));
-        assert_eq!(Interval::parse("60s"), time(60.0));
-        assert_eq!(Interval::parse("0.5s"), time(0.5));
-        assert_eq!(Interval::parse("100"), Some(Interval::Supersteps(100)));
-        for wrong in ["", "0", "0s", "-1s", "s", "1m", "x"] {
-            assert_eq!(Interval::parse(wrong), None, "{wrong}");
-        }
-    }
-
-    #[test]
     fn a_checkpoint_is_due_by_interval_or_request() {
         let folder = tempfile::tempdir().expect("a folder");
-        let now = Instant::now();
-        let mut checkpoints = Checkpoints {
-            store: Store::new(folder.path().to_owned()),
-            job: 1,
-            interval: Interval::Supersteps(3),
-            is_requested: false,
-            is_agreed: false,
-            last: 0,
-            last_at: now,
-            looked_at: now,
-            supersteps: 0,
-        };
+        let store = Store::new(folder.path().to_owned());
+        let mut checkpoints = Checkpoints::new(store, Some(Interval::Supersteps(3)));
         let due: Vec<bool> = (0..3).map(|_| checkpoints.is_due(0, 2)).collect();
         assert_eq!(due, [false, false, true]);
         assert!(!checkpoints.is_due(1, 2));
@@ -335,9 +275,10 @@ mod tests {
         checkpoints.is_requested = true;
         assert!(checkpoints.is_due(1, 2));
         assert_eq!(checkpoints.begin(), 2);
-        std::fs::write(folder.path().join(REQUEST), "").expect("written");
-        checkpoints.looked_at = now.checked_sub(LOOK_EVERY).expect("later than the start");
+        checkpoints.store.request().expect("own folder");
+        let looked_at = checkpoints.looked_at.checked_sub(LOOK_EVERY);
+        checkpoints.looked_at = looked_at.expect("later than the start");
         assert!(checkpoints.is_due(0, 2));
-        assert!(!folder.path().join(REQUEST).exists());
+        assert!(!checkpoints.store.take_request());
     }
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
-use dipole_checkpoint::{Set, Store};
+use dipole_checkpoint::{Interval, Set, Store};
 use dipole_naming::environment::variable;
 use dipole_naming::key::random_bytes;
 use serde_json::json;
@@ -39,18 +39,9 @@ pub(crate) struct CheckpointArgs {
     restart: Option<String>,
 }
 
-/// A number of supersteps, or of seconds with an `s`.
-fn interval(text: &str) -> Result<String, String> {
-    let is_valid = match text.strip_suffix('s') {
-        Some(seconds) => seconds
-            .parse::<f64>()
-            .is_ok_and(|it| it > 0.0 && it.is_finite()),
-        None => text.parse::<u64>().is_ok_and(|it| it > 0),
-    };
-    match is_valid {
-        true => Ok(text.to_owned()),
-        false => Err("a number of supersteps, such as 1000, or of seconds, such as 60s".to_owned()),
-    }
+/// Checks an interval, which the ranks get as text.
+fn interval(text: &str) -> Result<String, &'static str> {
+    text.parse::<Interval>().map(|_| text.to_owned())
 }
 
 /// The checkpoints of the job.
@@ -152,13 +143,7 @@ impl JobCheckpoints {
     /// Variables for the ranks.
     pub(super) fn environment(&self) -> BTreeMap<String, OsString> {
         let folder = self.store.folder().as_os_str().to_owned();
-        let mut variables = BTreeMap::from([
-            (FOLDER.to_owned(), folder),
-            (
-                "DIPOLE_CHECKPOINT_JOB".to_owned(),
-                self.id.to_string().into(),
-            ),
-        ]);
+        let mut variables = BTreeMap::from([(FOLDER.to_owned(), folder)]);
         if let Some(every) = &self.every {
             variables.insert("DIPOLE_CHECKPOINT_EVERY".to_owned(), every.into());
         }
@@ -170,7 +155,6 @@ impl JobCheckpoints {
         let set = self.from.as_ref()?;
         Some(Images {
             folder: self.store.folder().to_owned(),
-            job: self.id,
             set: set.number,
             size: set.size,
         })
@@ -334,13 +318,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn intervals_and_jobs_are_checked() {
-        for right in ["1", "1000", "60s", "0.5s"] {
-            assert!(interval(right).is_ok(), "{right}");
-        }
-        for wrong in ["0", "0s", "-1s", "1m", "", "infs"] {
-            assert!(interval(wrong).is_err(), "{wrong}");
-        }
+    fn jobs_are_named_in_hexadecimal() {
         assert_eq!(parse_id("00ff").unwrap(), 255);
         assert_eq!(parse_id("00ff/3").unwrap(), 255);
         assert!(parse_id("x").is_err());
