@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use dipole_bpf::InterfaceId;
 use dipole_bpf::headers::Template;
 use dipole_bpf::neighbours::{Neighbours, Route};
-use dipole_bpf::raw::{RawFrame, RawSender};
+use dipole_bpf::raw::RawSender;
 use dipole_link::udp::{Udp, UdpOptions};
 use dipole_link::{Class, Link, Outgoing};
 use dipole_testbed::Testbed;
@@ -169,6 +169,15 @@ fn ip(testbed: &Testbed, node: u32, words: &str) -> Result<(), Box<dyn Error>> {
     }
 }
 
+/// A frame to send.
+#[derive(Clone, Copy)]
+struct RawFrame<'a> {
+    route: Route,
+    from: SocketAddr,
+    to: SocketAddr,
+    payload: &'a [u8],
+}
+
 type Way = fn(&mut Scene, &[RawFrame<'_>]) -> std::io::Result<()>;
 
 /// Ways to send single frames.
@@ -186,8 +195,8 @@ fn ways() -> [(&'static str, Way); 5] {
             for one in frames {
                 let template = Template::new(&one.route.ethernet(), one.from, one.to, 64);
                 let template = template.expect("one version");
-                let headers = template.finish(0, one.payload[0]);
-                let pieces = [&headers[..template.bytes()], one.payload[0]].map(IoSlice::new);
+                let headers = template.finish(0, one.payload);
+                let pieces = [&headers[..template.bytes()], one.payload].map(IoSlice::new);
                 let mut none = SendAncillaryBuffer::default();
                 let _full = sendmsg(&scene.bypass, &pieces, &mut none, SendFlags::DONTWAIT);
             }
@@ -203,7 +212,7 @@ fn ways() -> [(&'static str, Way); 5] {
         }),
         ("UDP socket, connected", |scene, frames| {
             for one in frames {
-                let _full = scene.connected.send(one.payload[0]);
+                let _full = scene.connected.send(one.payload);
             }
             Ok(())
         }),
@@ -236,13 +245,7 @@ fn run_ways() -> [(&'static str, Way); 2] {
 }
 
 fn outgoing<'a>(class: Class, one: &RawFrame<'a>) -> Outgoing<'a> {
-    Outgoing {
-        class,
-        to: one.to,
-        head: one.payload[0],
-        any_port: false,
-        payload: &[],
-    }
+    Outgoing::frame(class, one.to, one.payload)
 }
 
 impl Scene {
@@ -251,7 +254,7 @@ impl Scene {
             route: self.route,
             from: self.from,
             to: self.there.local(Class::Small),
-            payload: [payload, &[]],
+            payload,
         };
         vec![frame; count]
     }

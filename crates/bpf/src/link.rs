@@ -192,55 +192,52 @@ impl Link for Bpf {
             return self.udp.send(now_ns, batch);
         };
         let own = self.udp.local(Class::Small);
-        let mut taken = 0;
-        while taken < batch.len() {
-            let rest = &batch[taken..];
-            let small = rest.iter().take_while(|frame| frame.class == Class::Small);
-            let small = small.count();
-            let run = joined_run(&rest[..small], self.joined_frames);
-            if run > 1 {
-                // One message is cheaper than several frames, and fits into the ring as it is.
-                let sent = self.udp.send(now_ns, &rest[..run])?;
-                self.stats.joined += sent as u64;
-                taken += sent;
-                if sent < run {
-                    break;
+        let (mut taken, mut rest) = (0, batch);
+        while let Some(first) = rest.first() {
+            let alike = rest.iter().take_while(|frames| frames.class == first.class);
+            let alike = &rest[..alike.count()];
+            let (entries, sent) = match first.class {
+                Class::Small => match joined_run(alike, self.joined_frames) {
+                    // One message is cheaper than several frames, and fits into the ring as it is.
+                    Some(run) => {
+                        let sent = self.udp.send(now_ns, run)?;
+                        self.stats.joined += sent as u64;
+                        (run.len(), sent)
+                    }
+                    None => {
+                        let singles = alike.iter().take_while(|frames| frames.count() == 1);
+                        let singles = &alike[..singles.count()];
+                        let raw = tx.send(now_ns, own, singles);
+                        self.stats.raw += raw as u64;
+                        match raw {
+                            // The next frame has no route on this interface now.
+                            0 => {
+                                let sent = self.udp.send(now_ns, &alike[..1])?;
+                                self.stats.socket += sent as u64;
+                                (1, sent)
+                            }
+                            raw => (raw, raw),
+                        }
+                    }
+                },
+                Class::Bulk => {
+                    let run = short_run(alike, tx.bulk_frames());
+                    let raw = match run.is_empty() || self.udp.has_bulk_queued() {
+                        true => 0,
+                        false => tx.send(now_ns, self.udp.local(Class::Bulk), run),
+                    };
+                    self.stats.raw_bulk += raw as u64;
+                    match raw {
+                        0 => (alike.len(), self.udp.send(now_ns, alike)?),
+                        raw => (raw, raw),
+                    }
                 }
-                continue;
-            }
-            if small > 0 {
-                let raw = tx.send(now_ns, own, &rest[..small]);
-                self.stats.raw += raw as u64;
-                taken += raw;
-                if raw == small {
-                    continue;
-                }
-                // The next frame has no route on this interface now.
-                let sent = self.udp.send(now_ns, &batch[taken..=taken])?;
-                self.stats.socket += sent as u64;
-                taken += sent;
-                if sent == 0 {
-                    break;
-                }
-                continue;
-            }
-            let bulk = rest.iter().take_while(|frame| frame.class == Class::Bulk);
-            let bulk = &rest[..bulk.count()];
-            let raw = short_run(bulk, tx.bulk_frames());
-            if raw > 0 && !self.udp.has_bulk_queued() {
-                let own = self.udp.local(Class::Bulk);
-                let sent = tx.send(now_ns, own, &bulk[..raw]);
-                self.stats.raw_bulk += sent as u64;
-                taken += sent;
-                if sent > 0 {
-                    continue;
-                }
-            }
-            let sent = self.udp.send(now_ns, bulk)?;
+            };
             taken += sent;
-            if sent < bulk.len() {
+            if sent < rest[..entries].iter().map(Outgoing::count).sum() {
                 break;
             }
+            rest = &rest[entries..];
         }
         Ok(taken)
     }
@@ -261,7 +258,7 @@ impl Link for Bpf {
     }
 
     #[inline]
-    fn frame(&self, index: usize) -> Incoming<'_> {
+    fn message(&self, index: usize) -> Incoming<'_> {
         match &self.rx {
             Some(rx) if self.from_ring => {
                 let (from, bytes) = rx.packet(index);
@@ -269,9 +266,10 @@ impl Link for Bpf {
                     class: Class::Small,
                     from,
                     bytes,
+                    frame_bytes: bytes.len(),
                 }
             }
-            _ => self.udp.frame(index),
+            _ => self.udp.message(index),
         }
     }
 
@@ -295,32 +293,45 @@ impl Link for Bpf {
     }
 }
 
-/// Length of the leading run of frames that may be sent as one message of at most `longest`: all
-/// to one destination and of the first one's length, except that the last may be shorter.
+/// The leading entries that may be sent as one message of several frames, at most `longest`: all to
+/// one destination and of the first one's length, except that the last may be shorter.
 #[inline]
-fn joined_run(batch: &[Outgoing<'_>], longest: usize) -> usize {
-    let Some((first, others)) = batch.split_first() else {
-        return 0;
-    };
-    let mut run = 1;
-    for frame in others.iter().take(longest.saturating_sub(1)) {
-        if frame.to != first.to || frame.len() > first.len() {
+fn joined_run<'a, 'b>(batch: &'a [Outgoing<'b>], longest: usize) -> Option<&'a [Outgoing<'b>]> {
+    let first = batch.first()?;
+    let (mut frames, mut entries) = (0, 0);
+    for more in batch {
+        let length = more.bytes.len().min(more.frame_bytes);
+        frames += more.count();
+        if more.to != first.to || length > first.frame_bytes || frames > longest {
+            frames -= more.count();
             break;
         }
-        run += 1;
-        if frame.len() < first.len() {
+        entries += 1;
+        if !more.bytes.len().is_multiple_of(first.frame_bytes) {
             break;
         }
     }
-    run
+    // A longer entry is one message in any case.
+    match entries {
+        0 => (first.count() > 1).then_some(&batch[..1]),
+        _ => (frames > 1).then_some(&batch[..entries]),
+    }
 }
 
-/// Length of the leading run of bulk frames to one destination if it is short enough to be sent
-/// as raw frames, otherwise 0.
+/// The leading bulk frames to one destination if they are few enough to be sent as raw frames,
+/// otherwise none.
 #[inline]
-fn short_run(batch: &[Outgoing<'_>], longest: usize) -> usize {
-    let Some(first) = batch.first() else { return 0 };
-    let run = batch.iter().take(longest + 1);
-    let run = run.take_while(|frame| frame.to == first.to).count();
-    if run > longest { 0 } else { run }
+fn short_run<'a, 'b>(batch: &'a [Outgoing<'b>], longest: usize) -> &'a [Outgoing<'b>] {
+    let Some(first) = batch.first() else {
+        return batch;
+    };
+    let alike = batch.iter().take(longest + 1);
+    let alike = alike.take_while(|frame| frame.to == first.to);
+    let run = &batch[..alike.clone().count()];
+    let singly = run.iter().all(|frames| frames.count() == 1);
+    if run.len() > longest || !singly {
+        &[]
+    } else {
+        run
+    }
 }

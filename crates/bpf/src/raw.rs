@@ -37,19 +37,6 @@ pub enum Sent {
     CannotSend,
 }
 
-/// A frame to send.
-#[derive(Clone, Copy, Debug)]
-pub struct RawFrame<'a> {
-    /// Route to its destination.
-    pub route: Route,
-    /// Source address and port.
-    pub from: SocketAddr,
-    /// Destination address and port.
-    pub to: SocketAddr,
-    /// The UDP payload, in two parts, each possibly empty.
-    pub payload: [&'a [u8]; 2],
-}
-
 /// The headers of the previous frame; most frames have the same addresses.
 #[derive(Debug, Default)]
 pub(super) struct Templates {
@@ -85,14 +72,12 @@ impl Templates {
 pub(super) fn write_frame(
     template: &Template,
     identification: u16,
-    payload: [&[u8]; 2],
+    payload: &[u8],
     room: &mut [u8],
 ) -> usize {
     let start = template.bytes();
-    let middle = start + payload[0].len();
-    let end = middle + payload[1].len();
-    room[start..middle].copy_from_slice(payload[0]);
-    room[middle..end].copy_from_slice(payload[1]);
+    let end = start + payload.len();
+    room[start..end].copy_from_slice(payload);
     let headers = template.finish(identification, &room[start..end]);
     room[..start].copy_from_slice(&headers[..start]);
     end
@@ -143,9 +128,9 @@ impl RawSender {
         route: &Route,
         from: SocketAddr,
         to: SocketAddr,
-        payload: [&[u8]; 2],
+        payload: &[u8],
     ) -> io::Result<Sent> {
-        if payload[0].len() + payload[1].len() > route.longest_payload() {
+        if payload.len() > route.longest_payload() {
             return Ok(Sent::CannotSend);
         }
         let Some((template, identification)) = self.templates.of(route, from, to) else {

@@ -59,11 +59,10 @@ impl TxPath {
             let Some(route) = self.neighbours.route(now_ns, frame.to.ip()) else {
                 break;
             };
-            if frame.is_empty() {
+            if frame.bytes.is_empty() {
                 break;
             }
-            let payload = [frame.head, frame.payload];
-            match self.sender.send(route, own, frame.to, payload) {
+            match self.sender.send(route, own, frame.to, frame.bytes) {
                 Ok(Sent::Taken) => taken += 1,
                 Ok(Sent::Full | Sent::CannotSend) => break,
                 Err(cause) => {

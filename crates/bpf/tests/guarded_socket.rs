@@ -161,7 +161,7 @@ fn an_unprivileged_process_can_send_through_it() {
     let route = scene.route(0);
     let (_, from, there, to) = &scene.ends[0];
     let mut sender = RawSender::from_socket(scene.socket);
-    let sent = without_privileges(|| sender.send(&route, *from, *to, [b"granted", &[]]));
+    let sent = without_privileges(|| sender.send(&route, *from, *to, b"granted"));
     assert_eq!(sent.expect("works"), Sent::Taken);
     assert_eq!(receive(there), (*from, b"granted".to_vec()));
 }

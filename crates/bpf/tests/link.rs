@@ -47,13 +47,7 @@ fn runs_are_sent_as_raw_frames_up_to_the_given_length_and_from_the_bulk_port() {
         let (there, to) = udp(&bed, 2, address(&bed, 2));
         let (_other, elsewhere) = udp(&bed, 2, address(&bed, 2));
         let payload = vec![1; 1472];
-        let frame = |to| Outgoing {
-            class: Class::Bulk,
-            to,
-            head: &payload,
-            any_port: false,
-            payload: &[],
-        };
+        let frame = |to| Outgoing::frame(Class::Bulk, to, &payload);
         let mut now_ns = 0;
         let mut raw = |batch: &[Outgoing<'_>]| {
             // Later each time, so that a stale neighbour is looked up again.
@@ -103,11 +97,8 @@ fn a_run_of_small_frames_goes_into_a_ring_as_one_record() {
     let there = to.local(Class::Small);
     for run in [2, 6, longest.min(9)] {
         let batch = frames[..run].iter().map(|bytes| Outgoing {
-            class: Class::Small,
-            to: there,
-            head: bytes,
             any_port: true,
-            payload: &[],
+            ..Outgoing::frame(Class::Small, there, bytes)
         });
         let batch: Vec<_> = batch.collect();
         let joined = from.stats().joined;
@@ -116,7 +107,7 @@ fn a_run_of_small_frames_goes_into_a_ring_as_one_record() {
         let mut got = Vec::new();
         while got.len() < run * 1472 {
             let count = to.poll(0, Class::Small).expect("works");
-            got.extend((0..count).flat_map(|index| to.frame(index).bytes.to_vec()));
+            got.extend((0..count).flat_map(|index| to.message(index).bytes.to_vec()));
         }
         assert!(got == frames[..run].concat(), "{run} frames");
     }

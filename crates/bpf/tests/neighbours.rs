@@ -116,9 +116,7 @@ fn behind_a_gateway_frames_go_to_the_gateway() {
     assert_eq!(route.mac, direct.mac);
     let sender = testbed.inside(1, || RawSender::open(&interface, true));
     let mut sender = sender.expect("the node").expect("a raw socket");
-    let sent = sender
-        .send(&route, from, to, [b"routed", &[]])
-        .expect("works");
+    let sent = sender.send(&route, from, to, b"routed").expect("works");
     assert_eq!(sent, Sent::Taken);
     assert_eq!(receive(&there), (from, b"routed".to_vec()));
     // Another route there, through another interface.
@@ -201,7 +199,7 @@ fn when_a_neighbour_changes_its_hardware_address_frames_follow_once_the_kernel_k
         let sender = testbed.inside(1, || RawSender::open(&interface, true));
         let mut sender = sender.expect("the node").expect("a raw socket");
         assert_eq!(
-            sender.send(&found, from, to, [b"new", &[]]).expect("works"),
+            sender.send(&found, from, to, b"new").expect("works"),
             Sent::Taken
         );
         assert_eq!(receive(&there), (from, b"new".to_vec()));

@@ -66,7 +66,7 @@ fn frames_of_every_length_arrive_with_both_ip_versions_with_and_without_queueing
         let most = route.longest_payload();
         for length in [1, 2, 3, 63, 64, 1400, most - 1, most] {
             let bytes = payload(length);
-            let sent = pair.sender.send(&route, pair.from, pair.to, [&bytes, &[]]);
+            let sent = pair.sender.send(&route, pair.from, pair.to, &bytes);
             assert_eq!(sent.expect("works"), Sent::Taken);
             let (from, got) = receive(&pair.there);
             assert_eq!(from, pair.from);
@@ -74,7 +74,7 @@ fn frames_of_every_length_arrive_with_both_ip_versions_with_and_without_queueing
         }
         let sent = pair
             .sender
-            .send(&route, pair.from, pair.to, [&payload(most + 1), &[]]);
+            .send(&route, pair.from, pair.to, &payload(most + 1));
         assert_eq!(sent.expect("works"), Sent::CannotSend);
     }
 }
@@ -87,7 +87,7 @@ fn many_frames_leave_in_order() {
     let route = pair.ways.wait_for(pair.to.ip(), |_| true);
     let payloads: Vec<_> = (1..=65).map(payload).collect();
     for payload in &payloads {
-        let mut offer = || pair.sender.send(&route, pair.from, pair.to, [payload, &[]]);
+        let mut offer = || pair.sender.send(&route, pair.from, pair.to, payload);
         loop {
             match offer().expect("works") {
                 Sent::Taken => break,
@@ -117,9 +117,7 @@ fn the_kernel_verifies_our_checksum() {
     *frame.last_mut().expect("not empty") ^= 1;
     rustix::net::send(&pair.sender, &frame, SendFlags::empty()).expect("sent");
     // The next frame arrives, so the wrong one was dropped: veth keeps the order.
-    let sent = pair
-        .sender
-        .send(&route, pair.from, pair.to, [b"right", &[]]);
+    let sent = pair.sender.send(&route, pair.from, pair.to, b"right");
     assert_eq!(sent.expect("works"), Sent::Taken);
     assert_eq!(receive(&pair.there).1, b"right");
 }
@@ -132,14 +130,12 @@ fn an_interface_that_is_down_refuses_frames_until_it_is_up_again() {
     let route = pair.ways.wait_for(pair.to.ip(), |_| true);
     pair.testbed.set_interface(1, 0, false).expect("ip works");
     for _ in 0..2 {
-        let sent = pair.sender.send(&route, pair.from, pair.to, [b"lost", &[]]);
+        let sent = pair.sender.send(&route, pair.from, pair.to, b"lost");
         assert_eq!(sent.expect("works"), Sent::CannotSend);
     }
     pair.testbed.set_interface(1, 0, true).expect("ip works");
     let route = pair.ways.wait_for(pair.to.ip(), |_| true);
-    let sent = pair
-        .sender
-        .send(&route, pair.from, pair.to, [b"again", &[]]);
+    let sent = pair.sender.send(&route, pair.from, pair.to, b"again");
     assert_eq!(sent.expect("works"), Sent::Taken);
     assert_eq!(receive(&pair.there).1, b"again");
 }

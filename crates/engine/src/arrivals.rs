@@ -16,16 +16,20 @@ const TRAIN_PACKETS: usize = 64;
 #[derive(Clone, Copy)]
 pub(crate) struct Arrivals<'a> {
     link: &'a AnyLink,
-    /// The next frame, and the number of frames.
+    /// The next message, and the number of messages.
     next: usize,
     count: usize,
-    /// Address and remaining packets of the current frame.
+    /// Sender of the current message.
     from: Address,
-    rest: &'a [u8],
+    /// What is left of the current frame.
+    frame: &'a [u8],
+    /// The frames of the message after that one.
+    frames: &'a [u8],
+    frame_bytes: usize,
 }
 
 impl<'a> Arrivals<'a> {
-    /// The packets of the `count` frames of the last poll.
+    /// The packets of the `count` messages of the last poll.
     #[inline]
     pub(crate) fn new(link: &'a AnyLink, count: usize) -> Arrivals<'a> {
         Arrivals {
@@ -33,8 +37,36 @@ impl<'a> Arrivals<'a> {
             next: 0,
             count,
             from: Address::default(),
-            rest: &[],
+            frame: &[],
+            frames: &[],
+            frame_bytes: 0,
         }
+    }
+
+    /// Takes the next packet if it comes from this sender and `is_wanted` returns something for it.
+    /// `length` is what it is expected to have.
+    #[inline]
+    pub(crate) fn next_if<T>(
+        &mut self,
+        from: Address,
+        length: usize,
+        is_wanted: impl FnOnce(&'a [u8]) -> Option<T>,
+    ) -> Option<(&'a [u8], T)> {
+        if self.frame.is_empty() && self.frame_bytes == length && self.frames.len() >= length {
+            // The usual case: the message is from the same sender.
+            let (packet, rest) = self.frames.split_at(length);
+            let found = is_wanted(packet)?;
+            self.frames = rest;
+            return Some((packet, found));
+        }
+        let mut ahead = *self;
+        let (source, packet) = ahead.next()?;
+        if source != from {
+            return None;
+        }
+        let found = is_wanted(packet)?;
+        *self = ahead;
+        Some((packet, found))
     }
 }
 
@@ -43,16 +75,21 @@ impl<'a> Iterator for Arrivals<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<(Address, &'a [u8])> {
-        while self.rest.is_empty() {
-            if self.next == self.count {
-                return None;
+        while self.frame.is_empty() {
+            if self.frames.is_empty() {
+                if self.next == self.count {
+                    return None;
+                }
+                let message = self.link.message(self.next);
+                self.next += 1;
+                (self.from, self.frames) = (to_wire(message.from), message.bytes);
+                self.frame_bytes = message.frame_bytes;
             }
-            let frame = self.link.frame(self.next);
-            self.next += 1;
-            (self.from, self.rest) = (to_wire(frame.from), frame.bytes);
+            let length = self.frame_bytes.min(self.frames.len());
+            (self.frame, self.frames) = self.frames.split_at(length);
         }
-        let (packet, rest) = Packet::split_first(self.rest);
-        self.rest = rest;
+        let (packet, rest) = Packet::split_first(self.frame);
+        self.frame = rest;
         Some((self.from, packet))
     }
 }

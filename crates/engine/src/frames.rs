@@ -70,10 +70,27 @@ impl FramePool {
         &mut self.bytes[at..at + self.capacity]
     }
 
-    /// The first `length` bytes of a frame.
-    pub(crate) fn bytes(&self, slot: Slot, length: usize) -> &[u8] {
-        let at = slot as usize * self.stride;
-        &self.bytes[at..at + length]
+    /// The first `length` bytes of these frames, as few areas of memory as possible.
+    pub(crate) fn areas<'a>(
+        &'a self,
+        mut slots: &'a [Slot],
+        length: usize,
+    ) -> impl Iterator<Item = &'a [u8]> {
+        std::iter::from_fn(move || {
+            let first = *slots.first()?;
+            let is_next = |(slot, next): (&Slot, Slot)| *slot == next;
+            let count = match length == self.stride {
+                true => slots
+                    .iter()
+                    .zip(first..)
+                    .take_while(|it| is_next(*it))
+                    .count(),
+                false => 1,
+            };
+            slots = &slots[count..];
+            let at = first as usize * self.stride;
+            Some(&self.bytes[at..at + (count - 1) * self.stride + length])
+        })
     }
 
     /// Takes a free frame.
@@ -103,16 +120,17 @@ impl FramePool {
         self.bulk[slot as usize].take()
     }
 
-    /// Pins a frame in a batch until [`sent`](Self::sent).
-    pub(crate) fn pin(&mut self, frame: Frame) {
-        self.state[slot_of(frame) as usize].pins += 1;
+    /// Pins a frame in a batch until it is [`sent`](Self::sent).
+    pub(crate) fn pin(&mut self, slot: Slot) {
+        self.state[slot as usize].pins += 1;
     }
 
-    /// The link has accepted the frame.
-    pub(crate) fn sent(&mut self, frame: Frame) {
+    /// The link has accepted the frame, which may have been pinned for it.
+    #[inline]
+    pub(crate) fn sent(&mut self, frame: Frame, is_pinned: bool) {
         let slot = slot_of(frame);
         let state = &mut self.state[slot as usize];
-        state.pins -= 1;
+        state.pins -= u8::from(is_pinned);
         match frame {
             Frame::Scratch(_) => self.scratch_free.push(slot),
             Frame::Loose(_) => self.free.push(slot),
@@ -233,10 +251,10 @@ mod tests {
     fn a_frame_is_free_only_after_link_and_protocol_have_released_it() {
         let mut pool = FramePool::new(1, 256);
         let slot = pool.take().expect("one");
-        pool.pin(Frame::Unit(slot));
+        pool.pin(slot);
         pool.release(slot);
         assert_eq!(pool.free(), 0);
-        pool.sent(Frame::Unit(slot));
+        pool.sent(Frame::Unit(slot), true);
         assert_eq!(pool.free(), 1);
     }
 
@@ -244,8 +262,8 @@ mod tests {
     fn a_frame_that_was_sent_first_is_free_when_it_is_released() {
         let mut pool = FramePool::new(1, 256);
         let slot = pool.take().expect("one");
-        pool.pin(Frame::Unit(slot));
-        pool.sent(Frame::Unit(slot));
+        pool.pin(slot);
+        pool.sent(Frame::Unit(slot), true);
         assert_eq!(pool.free(), 0);
         pool.release(slot);
         assert_eq!(pool.free(), 1);

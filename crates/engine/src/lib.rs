@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod arrivals;
+mod batch;
 mod command;
 mod content;
 mod core;

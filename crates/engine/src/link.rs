@@ -124,8 +124,8 @@ impl Link for AnyLink {
     }
 
     #[inline]
-    fn frame(&self, index: usize) -> Incoming<'_> {
-        on_link!(self, link => link.frame(index))
+    fn message(&self, index: usize) -> Incoming<'_> {
+        on_link!(self, link => link.message(index))
     }
 
     fn next_deadline_ns(&self) -> Option<u64> {

@@ -3,18 +3,19 @@
 use std::io;
 
 use arrayvec::ArrayVec;
-use dipole_link::{Class, Link, Outgoing};
+use dipole_link::{Class, Link};
 use dipole_proto::wire::{Address, LaneAddress, MAX_LANES};
 use dipole_proto::{EdgeId, Instant, Seal, Train, Transmit};
 
 use super::arrivals::{Arrivals, TrainPayloads};
+use super::batch::Batch;
 use super::content::Content;
 use super::core::Core;
 use super::trailer::Trailers;
 use super::{BATCH, Traffic};
 use crate::frames::{FramePool, slot_of};
 use crate::link::AnyLink;
-use crate::net::{from_wire, to_wire};
+use crate::net::to_wire;
 
 /// Steps without bulk traffic after which its socket is polled less often.
 const BULK_QUIET_STEPS: u32 = 256;
@@ -29,9 +30,7 @@ pub(super) struct PacketPort {
     link: AnyLink,
     trailers: Trailers,
     /// Packets that the link has not accepted yet.
-    batch: ArrayVec<Leaving, BATCH>,
-    /// Encrypted copies of those packets, since frames keep the plain text for retransmission.
-    encrypted: Vec<u8>,
+    batch: Batch,
     /// The decrypted packet being handled.
     plain: Vec<u8>,
     bulk_quiet: u32,
@@ -43,22 +42,13 @@ pub(super) struct PacketPort {
     traffic: Traffic,
 }
 
-/// A packet with its trailer, ready to send.
-#[derive(Debug)]
-struct Leaving {
-    transmit: Transmit,
-    /// Its position in `encrypted`, if it is encrypted.
-    encrypted_at: Option<usize>,
-}
-
 impl PacketPort {
     pub(super) fn new(link: AnyLink, trailers: Trailers) -> PacketPort {
         PacketPort {
             polls_per_syscall: link.caps().polls_per_syscall,
             link,
             trailers,
-            batch: ArrayVec::new(),
-            encrypted: Vec::new(),
+            batch: Batch::default(),
             plain: Vec::new(),
             bulk_quiet: 0,
             polled: None,
@@ -223,48 +213,12 @@ impl PacketPort {
     #[inline]
     fn send_one(&mut self, now: Instant, core: &mut Core, transmit: Transmit) -> io::Result<()> {
         let frames = &mut core.packer.frames;
-        // The batch is empty, so no encrypted copy is in use.
-        self.encrypted.clear();
-        let Some(leaving) = self.close(frames, transmit) else {
-            return Ok(());
-        };
-        let bytes = packet_bytes(&leaving.transmit);
-        if self
-            .link
-            .send(now.0, &[outgoing(&leaving, frames, &self.encrypted)])?
-            == 0
-        {
-            frames.pin(leaving.transmit.frame);
-            self.batch.push(leaving);
+        let slot = slot_of(transmit.frame);
+        (self.batch).push(&mut self.trailers, frames, transmit, &[slot]);
+        if self.batch.is_empty() {
             return Ok(());
         }
-        self.traffic.packets_sent += 1;
-        self.traffic.bytes_sent += bytes as u64;
-        if frames.free() == 0 {
-            core.ready.notify(dipole_driver::WaitKey::Frame);
-        }
-        Ok(())
-    }
-
-    /// Adds a packet's trailer, and encrypts a copy of its records if required. `None` if its
-    /// session, and thus the keys, no longer exist; such a packet need not be sent.
-    #[inline]
-    fn close(&mut self, frames: &mut FramePool, transmit: Transmit) -> Option<Leaving> {
-        let space = frames.space(slot_of(transmit.frame));
-        let encrypts = matches!(transmit.seal, Seal::Session { encrypts: true, .. });
-        let at = self.encrypted.len();
-        let space = if encrypts {
-            self.encrypted
-                .extend_from_slice(&space[..packet_bytes(&transmit)]);
-            &mut self.encrypted[at..]
-        } else {
-            space
-        };
-        let closed = self.trailers.append(space, transmit.length, transmit.seal);
-        closed.then_some(Leaving {
-            transmit,
-            encrypted_at: encrypts.then_some(at),
-        })
+        self.offer_once(now, core)
     }
 
     /// Sends everything that may be sent now.
@@ -272,23 +226,7 @@ impl PacketPort {
         self.send_batch(now, core)?;
         core.packer.close_idle_frames(&mut core.machine);
         while self.batch.is_empty() {
-            self.encrypted.clear();
-            let mut like = None;
-            while !self.batch.is_full() && core.machine.has_transmit() {
-                let (machine, frames) = (&mut core.machine, &mut core.packer.frames);
-                let next = like.and_then(|like| machine.transmit_like(now, &like, frames));
-                let next = next.or_else(|| machine.poll_transmit(now, frames));
-                let Some(transmit) = next else {
-                    break;
-                };
-                like = Some(transmit);
-                let frame = transmit.frame;
-                frames.pin(frame);
-                match self.close(frames, transmit) {
-                    Some(leaving) => self.batch.push(leaving),
-                    None => frames.sent(frame),
-                }
-            }
+            self.fill_batch(now, core);
             if self.batch.is_empty() {
                 break;
             }
@@ -296,6 +234,27 @@ impl PacketPort {
             core.packer.close_idle_frames(&mut core.machine);
         }
         Ok(())
+    }
+
+    /// Fills the batch with packets that may be sent now.
+    fn fill_batch(&mut self, now: Instant, core: &mut Core) {
+        let mut like = None;
+        while self.batch.room() > 0 && core.machine.has_transmit() {
+            let (machine, frames) = (&mut core.machine, &mut core.packer.frames);
+            let mut slots = [0; BATCH];
+            let slots = &mut slots[..self.batch.room()];
+            let train = like.and_then(|like| machine.transmit_train(now, &like, frames, slots));
+            let train = train.or_else(|| {
+                let transmit = machine.poll_transmit(now, frames)?;
+                slots[0] = slot_of(transmit.frame);
+                Some((transmit, 1))
+            });
+            let Some((transmit, count)) = train else {
+                break;
+            };
+            like = Some(transmit);
+            (self.batch).push(&mut self.trailers, frames, transmit, &slots[..count]);
+        }
     }
 
     #[inline]
@@ -313,8 +272,9 @@ impl PacketPort {
                 break;
             }
             // The packet is now too long for its interface: the protocol splits it.
-            let refused = self.batch.remove(0).transmit;
-            core.packer.frames.sent(refused.frame);
+            let Some(refused) = self.batch.refused(&mut core.packer.frames) else {
+                break;
+            };
             core.machine.packet_too_long(now, &refused);
             if self.batch.is_empty() {
                 return Ok(());
@@ -328,22 +288,11 @@ impl PacketPort {
 
     fn offer_once(&mut self, now: Instant, core: &mut Core) -> io::Result<()> {
         let frames = &mut core.packer.frames;
-        let taken = match &self.batch[..] {
-            [alone] => {
-                let outgoing = [outgoing(alone, frames, &self.encrypted)];
-                self.link.send(now.0, &outgoing)?
-            }
-            batch => send_run(&mut self.link, now, batch, (frames, &self.encrypted))?,
-        };
+        let taken = offer(&mut self.link, now, &self.batch, frames)?;
         self.traffic.packets_sent += taken as u64;
-        for leaving in &self.batch[..taken] {
-            self.traffic.bytes_sent += packet_bytes(&leaving.transmit) as u64;
-        }
+        self.traffic.bytes_sent += self.batch.taken(taken, frames);
         if frames.free() == 0 {
             core.ready.notify(dipole_driver::WaitKey::Frame);
-        }
-        for leaving in self.batch.drain(..taken) {
-            frames.sent(leaving.transmit.frame);
         }
         Ok(())
     }
@@ -418,16 +367,14 @@ fn take_train<'a>(
         seal,
     } = first;
     let mut payloads = TrainPayloads::new(packet, seal.bytes());
-    let mut ahead = *arrivals;
     while !payloads.is_full()
-        && let Some((source, next)) = ahead.next()
-        && source == from
-        && train.expects(next)
-        && trailers.is_intact(next, seal)
+        && let Some((next, flags)) = arrivals.next_if(from, packet.len(), |next| {
+            let flags = train.expects(next)?;
+            trailers.is_intact(next, seal).then_some(flags)
+        })
     {
-        train.add(next);
+        train.add(flags);
         payloads.push(next);
-        *arrivals = ahead;
     }
     let followers = train.count() as usize - 1;
     core.machine.on_train(now, from, train);
@@ -435,45 +382,10 @@ fn take_train<'a>(
     followers
 }
 
-/// Offers several packets. Not inlined because of the stack space it needs.
+/// Offers the packets to the link. Not inlined because of the stack space it needs.
 #[inline(never)]
-fn send_run(
-    link: &mut AnyLink,
-    now: Instant,
-    batch: &[Leaving],
-    (frames, encrypted): (&FramePool, &[u8]),
-) -> io::Result<usize> {
-    let outgoing = batch.iter().map(|one| outgoing(one, frames, encrypted));
-    let outgoing: ArrayVec<Outgoing<'_>, BATCH> = outgoing.collect();
-    link.send(now.0, &outgoing)
-}
-
-/// Converts a packet to the link's format.
-#[inline]
-fn outgoing<'a>(leaving: &Leaving, frames: &'a FramePool, encrypted: &'a [u8]) -> Outgoing<'a> {
-    let transmit = &leaving.transmit;
-    let bytes = packet_bytes(transmit);
-    Outgoing {
-        class: if transmit.bulk {
-            Class::Bulk
-        } else {
-            Class::Small
-        },
-        to: from_wire(transmit.to),
-        // Handshake replies go back to the sender's address, packets of a session to the address
-        // from the handshake.
-        any_port: transmit.peer.is_some(),
-        head: match leaving.encrypted_at {
-            Some(at) => &encrypted[at..at + bytes],
-            None => frames.bytes(slot_of(transmit.frame), bytes),
-        },
-        payload: &[],
-    }
-}
-
-#[inline]
-fn packet_bytes(transmit: &Transmit) -> usize {
-    transmit.length + transmit.seal.bytes()
+fn offer(link: &mut AnyLink, now: Instant, batch: &Batch, frames: &FramePool) -> io::Result<usize> {
+    link.send(now.0, &batch.outgoing(frames))
 }
 
 /// Two lanes per interface, one for small packets and one for bulk.

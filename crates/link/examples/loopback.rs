@@ -32,13 +32,7 @@ fn ping(mut round: impl FnMut() -> io::Result<()>) -> io::Result<u128> {
 
 /// One frame out, one frame in.
 fn answer(link: &mut Udp, to: SocketAddr, first: bool) -> io::Result<()> {
-    let frame = Outgoing {
-        any_port: false,
-        class: Class::Small,
-        to,
-        head: &[7; 64],
-        payload: &[],
-    };
+    let frame = Outgoing::frame(Class::Small, to, &[7; 64]);
     if first {
         link.send(0, &[frame])?;
     }
@@ -108,23 +102,14 @@ fn stream(cores: [usize; 2], frame_bytes: usize) -> io::Result<(f64, f64)> {
             let mut bytes = 0;
             while !stop.load(Ordering::Relaxed) {
                 for index in 0..b.poll(0, Class::Bulk)? {
-                    bytes += b.frame(index).bytes.len();
+                    bytes += b.message(index).bytes.len();
                 }
             }
             Ok(bytes)
         });
         cpu::pin_to_core(cores[0])?;
         let frame = vec![7; frame_bytes];
-        let batch = vec![
-            Outgoing {
-                any_port: false,
-                class: Class::Bulk,
-                to,
-                head: &frame,
-                payload: &[]
-            };
-            128
-        ];
+        let batch = vec![Outgoing::frame(Class::Bulk, to, &frame); 128];
         let start = Instant::now();
         let mut sent = 0;
         while start.elapsed().as_millis() < 2000 {

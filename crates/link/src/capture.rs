@@ -202,11 +202,8 @@ impl<L: Link> Link for Capture<L> {
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
         let taken = self.inner.send(now_ns, batch)?;
         if self.output.is_some() {
-            let mut bytes = Vec::new();
-            for frame in &batch[..taken] {
-                bytes.clear();
-                frame.append_to(&mut bytes);
-                self.packet(now_ns, self.inner.local(frame.class), frame.to, &bytes);
+            for frame in batch.iter().flat_map(|entry| entry.frames()).take(taken) {
+                self.packet(now_ns, self.inner.local(frame.class), frame.to, frame.bytes);
             }
         }
         Ok(taken)
@@ -218,11 +215,13 @@ impl<L: Link> Link for Capture<L> {
             let to = self.inner.local(class);
             let mut bytes = Vec::new();
             for index in 0..found {
-                let frame = self.inner.frame(index);
-                let from = frame.from;
+                let message = self.inner.message(index);
+                let (from, frame_bytes) = (message.from, message.frame_bytes);
                 bytes.clear();
-                bytes.extend_from_slice(frame.bytes);
-                self.packet(now_ns, from, to, &bytes);
+                bytes.extend_from_slice(message.bytes);
+                for frame in bytes.chunks(frame_bytes.max(1)) {
+                    self.packet(now_ns, from, to, frame);
+                }
             }
         }
         Ok(found)
@@ -235,7 +234,7 @@ impl<L: Link> Link for Capture<L> {
             fn locals(&self, class: Class) -> Vec<SocketAddr>;
             fn source(&self, class: Class, to: SocketAddr) -> SocketAddr;
             fn refuses_next(&self) -> bool;
-            fn frame(&self, index: usize) -> Incoming<'_>;
+            fn message(&self, index: usize) -> Incoming<'_>;
             fn next_deadline_ns(&self) -> Option<u64>;
             fn arm(&mut self) -> bool;
             fn disarm(&mut self);

@@ -63,53 +63,88 @@ pub struct Caps {
     pub small_run_frames: usize,
 }
 
-/// One frame to send.
+/// Frames to send to one destination: one, or several of equal length.
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing<'a> {
-    /// Port class that it is sent from.
+    /// Port class that they are sent from.
     pub class: Class,
     /// Address of the destination.
     pub to: SocketAddr,
-    /// The first part of the UDP payload.
-    pub head: &'a [u8],
-    /// The rest of the payload, in separate memory; often empty.
-    pub payload: &'a [u8],
+    /// The UDP payloads of the frames, one behind the other.
+    pub bytes: &'a [u8],
+    /// Length of each frame, not zero; the last one may be shorter.
+    pub frame_bytes: usize,
     /// Any source port is acceptable, so the link may use a socket other than that of the
     /// class. A reply to that source port may be delayed or lost.
     pub any_port: bool,
 }
 
-impl Outgoing<'_> {
-    /// Length of the whole frame in bytes.
+impl<'a> Outgoing<'a> {
+    /// One frame, from the port of its class.
     #[must_use]
     #[inline]
-    pub fn len(&self) -> usize {
-        self.head.len() + self.payload.len()
+    pub fn frame(class: Class, to: SocketAddr, bytes: &'a [u8]) -> Outgoing<'a> {
+        Outgoing {
+            class,
+            to,
+            bytes,
+            frame_bytes: bytes.len().max(1),
+            any_port: false,
+        }
     }
 
-    /// True for an empty frame.
+    /// Number of frames. An empty frame counts as one.
     #[must_use]
     #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    pub fn count(&self) -> usize {
+        match self.bytes.len() <= self.frame_bytes {
+            true => 1,
+            false => self.bytes.len().div_ceil(self.frame_bytes),
+        }
     }
 
-    /// Appends the whole frame to `bytes`.
-    pub fn append_to(&self, bytes: &mut Vec<u8>) {
-        bytes.extend_from_slice(self.head);
-        bytes.extend_from_slice(self.payload);
+    /// The frames without the first `count`.
+    #[must_use]
+    #[inline]
+    pub fn after(&self, count: usize) -> Outgoing<'a> {
+        let bytes = &self.bytes[(count * self.frame_bytes).min(self.bytes.len())..];
+        Outgoing { bytes, ..*self }
+    }
+
+    /// The first `count` frames.
+    #[must_use]
+    #[inline]
+    pub fn first(&self, count: usize) -> Outgoing<'a> {
+        let bytes = &self.bytes[..(count * self.frame_bytes).min(self.bytes.len())];
+        Outgoing { bytes, ..*self }
+    }
+
+    /// Each frame by itself.
+    pub fn frames(self) -> impl Iterator<Item = Outgoing<'a>> {
+        (0..self.count()).map(move |index| self.after(index).first(1))
     }
 }
 
-/// A received frame; borrowed from the link until the next `poll`.
+/// A received message: one frame, or several that the kernel has joined. Borrowed from the link until
+/// the next `poll`.
 #[derive(Clone, Copy, Debug)]
 pub struct Incoming<'a> {
     /// Port class that it arrived at.
     pub class: Class,
     /// Address of the sender.
     pub from: SocketAddr,
-    /// The UDP payload. If small frames were sent as one message: their payloads, concatenated.
+    /// The UDP payloads, one behind the other.
     pub bytes: &'a [u8],
+    /// Length of each frame; the last one may be shorter. If small frames were sent as one message,
+    /// the link does not know their lengths, and this is the length of all.
+    pub frame_bytes: usize,
+}
+
+impl<'a> Incoming<'a> {
+    /// Each frame by itself.
+    pub fn frames(self) -> impl Iterator<Item = &'a [u8]> {
+        self.bytes.chunks(self.frame_bytes.max(1))
+    }
 }
 
 /// A way to move frames: unreliable, unordered, possibly corrupting.
@@ -132,7 +167,7 @@ pub trait Link {
         self.local(class)
     }
 
-    /// Passes frames to the link, in order; returns the number taken.
+    /// Passes frames to the link, in order; returns the number of frames taken.
     ///
     /// Fewer than given means that the link is full, or that it
     /// [refuses the next](Self::refuses_next): if not, offer the rest again later. A frame that
@@ -151,17 +186,17 @@ pub trait Link {
     }
 
     /// Fetches frames that have arrived on one class, without waiting; returns the number of
-    /// frames available through [`frame`](Self::frame). Earlier frames are discarded.
+    /// messages available through [`message`](Self::message). Earlier ones are discarded.
     ///
     /// # Errors
     /// Only if the link itself is broken.
     fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize>;
 
-    /// The `index`-th frame of the last `poll`.
+    /// The `index`-th message of the last `poll`.
     ///
     /// # Panics
     /// If `index` is not below the number that `poll` returned.
-    fn frame(&self, index: usize) -> Incoming<'_>;
+    fn message(&self, index: usize) -> Incoming<'_>;
 
     /// When the link next has work of its own (a delayed frame).
     fn next_deadline_ns(&self) -> Option<u64> {

@@ -168,21 +168,23 @@ impl<L: Link> Link for Multihomed<L> {
     }
 
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
-        let mut taken = 0;
+        let (mut taken, mut entries) = (0, 0);
         self.refused_by = None;
-        while let Some(first) = batch.get(taken) {
+        while let Some(first) = batch.get(entries) {
             let interface = self.route(first.to.ip(), now_ns);
-            let rest = &batch[taken..];
+            let rest = &batch[entries..];
             let alike = rest
                 .iter()
                 .take_while(|frame| self.route(frame.to.ip(), now_ns) == interface)
                 .count();
-            let sent = self.interfaces[interface].send(now_ns, &rest[..alike])?;
+            let alike = &rest[..alike];
+            let sent = self.interfaces[interface].send(now_ns, alike)?;
             taken += sent;
-            if sent < alike {
+            if sent < alike.iter().map(Outgoing::count).sum() {
                 self.refused_by = Some(interface);
                 break;
             }
+            entries += alike.len();
         }
         Ok(taken)
     }
@@ -205,8 +207,8 @@ impl<L: Link> Link for Multihomed<L> {
         Ok(0)
     }
 
-    fn frame(&self, index: usize) -> Incoming<'_> {
-        self.interfaces[self.polled].frame(index)
+    fn message(&self, index: usize) -> Incoming<'_> {
+        self.interfaces[self.polled].message(index)
     }
 
     fn next_deadline_ns(&self) -> Option<u64> {
@@ -256,20 +258,15 @@ mod tests {
             assert_eq!(locals.len(), 2);
             assert_eq!(locals[0], two.local(class));
             for (number, to) in (0_u8..).zip(&locals) {
-                let frame = Outgoing {
-                    class,
-                    to: *to,
-                    head: &[number],
-                    any_port: false,
-                    payload: &[],
-                };
+                let payload = [number];
+                let frame = Outgoing::frame(class, *to, &payload);
                 assert_eq!(two.source(class, *to), two.local(class));
                 assert_eq!(one.send(0, &[frame]).expect("works"), 1);
             }
             let mut got = Vec::new();
             while got.len() < 2 {
                 for index in 0..two.poll(0, class).expect("works") {
-                    got.push(two.frame(index).bytes.to_vec());
+                    got.push(two.message(index).bytes.to_vec());
                 }
             }
             got.sort();

@@ -265,12 +265,48 @@ impl SendWindow {
         (is_alone && self.flying < allowed).then(|| self.begin_unit(slot, false))
     }
 
-    /// The frame that [`next`](Self::next) returns, if that begins a new unit.
+    /// The frame that [`next`](Self::next) returns and whether it is bulk, if it begins a new unit.
     #[inline]
-    pub(crate) fn peek_new(&self, allowed: u32) -> Option<Slot> {
+    pub(crate) fn peek_new(&self, allowed: u32) -> Option<(Slot, bool)> {
         let is_new = self.repeats.is_empty() && self.cuts.is_empty() && self.flying < allowed;
-        let slot = self.small.front().or(self.bulk.front())?;
-        is_new.then_some(*slot)
+        let next = match self.small.front() {
+            Some(slot) => (*slot, false),
+            None => (*self.bulk.front()?, true),
+        };
+        is_new.then_some(next)
+    }
+
+    /// Takes the frame that [`peek_new`](Self::peek_new) has returned. It must be sent with
+    /// [`sent_new`](Self::sent_new) before the next call.
+    #[inline]
+    pub(crate) fn take_new(&mut self, bulk: bool) {
+        let queue = match bulk {
+            true => &mut self.bulk,
+            false => &mut self.small,
+        };
+        queue.pop_front();
+    }
+
+    /// A frame was sent in a packet of `bytes` as a new unit.
+    #[inline]
+    pub(crate) fn sent_new(
+        &mut self,
+        (slot, bulk): (Slot, bool),
+        flight: Flight,
+        bytes: u16,
+        now: Instant,
+    ) {
+        self.units.push_back(Unit {
+            slot,
+            progress: Progress {
+                state: State::Flying(flight),
+                sent_at: now,
+                lane: Some(flight.lane),
+            },
+            bulk,
+            bytes,
+        });
+        self.flying += 1;
     }
 
     /// The next piece to send, if fewer than `allowed` packets are in flight: parts of the oldest

@@ -46,11 +46,8 @@ impl Frames {
 impl Channel for Frames {
     fn try_send(&mut self, payload: &[u8], _manner: SendMode) -> io::Result<bool> {
         let frame = Outgoing {
-            class: Class::Small,
-            to: self.other,
-            head: payload,
             any_port: true,
-            payload: &[],
+            ..Outgoing::frame(Class::Small, self.other, payload)
         };
         self.now_ns += SEND_NS;
         Ok(self.link.send(self.now_ns, &[frame])? == 1)
@@ -64,7 +61,7 @@ impl Channel for Frames {
         if self.link.poll(self.now_ns, Class::Small)? == 0 {
             return Ok(None);
         }
-        let bytes = self.link.frame(0).bytes;
+        let bytes = self.link.message(0).bytes;
         if bytes.len() != length {
             return Err(broken(format!(
                 "received a frame of {} bytes, expected {length}",

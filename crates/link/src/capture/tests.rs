@@ -102,23 +102,11 @@ fn recorded_packets_have_correct_headers_and_times() {
         for bytes in &sent {
             link.send(
                 1_000_000_007,
-                &[Outgoing {
-                    any_port: false,
-                    class: Class::Small,
-                    to: there,
-                    head: bytes,
-                    payload: &[],
-                }],
+                &[Outgoing::frame(Class::Small, there, bytes)],
             )
             .unwrap();
         }
-        let answer = Outgoing {
-            any_port: false,
-            class: Class::Bulk,
-            to: here,
-            head: b"answer",
-            payload: &[],
-        };
+        let answer = Outgoing::frame(Class::Bulk, here, b"answer");
         other.send(1_000_000_007, &[answer]).unwrap();
         assert_eq!(link.poll(2_000_000_009, Class::Small).unwrap(), 1);
         assert_eq!(link.packets, 20);
@@ -159,16 +147,7 @@ fn a_full_disk_stops_the_recording_but_not_the_traffic() {
     let to = other.local(Class::Small);
     for _ in 0..5 {
         let sent = link
-            .send(
-                0,
-                &[Outgoing {
-                    any_port: false,
-                    class: Class::Small,
-                    to,
-                    head: b"x",
-                    payload: &[],
-                }],
-            )
+            .send(0, &[Outgoing::frame(Class::Small, to, b"x")])
             .unwrap();
         assert_eq!(sent, 1);
     }
@@ -186,13 +165,7 @@ fn a_full_disk_stops_the_recording_but_not_the_traffic() {
 fn only_frames_that_the_link_took_are_recorded() {
     let (inner, other) = pair("10.0.0.1", "10.0.0.2");
     let mut link = Capture::to_writer(inner, Box::new(io::sink()), Path::new("sink"), 0);
-    let frame = Outgoing {
-        any_port: false,
-        class: Class::Bulk,
-        to: other.local(Class::Bulk),
-        head: &[0; 1400],
-        payload: &[],
-    };
+    let frame = Outgoing::frame(Class::Bulk, other.local(Class::Bulk), &[0; 1400]);
     let taken = link.send(0, &vec![frame; 2000]).unwrap();
     assert!(taken < 2000);
     assert_eq!(link.packets, taken as u64);

@@ -144,17 +144,14 @@ impl<L: Link> Fault<L> {
             self.stats.dropped += 1;
             return Ok(true);
         }
-        let damaged = fate.corrupt.filter(|_| !frame.is_empty()).map(|seed| {
-            let mut bytes = whole(frame);
+        let damaged = fate.corrupt.filter(|_| !frame.bytes.is_empty());
+        let damaged = damaged.map(|seed| {
+            let mut bytes = frame.bytes.to_vec();
             corrupt(&mut ChaCha8Rng::seed_from_u64(seed), &mut bytes, MAX_BITS);
             bytes
         });
         let frame = match &damaged {
-            Some(bytes) => Outgoing {
-                head: bytes,
-                payload: &[],
-                ..*frame
-            },
+            Some(bytes) => Outgoing { bytes, ..*frame },
             None => *frame,
         };
         let held = |due_ns, overtakers| {
@@ -164,7 +161,7 @@ impl<L: Link> Fault<L> {
                 overtakers,
                 class,
                 to,
-                bytes: whole(&frame),
+                bytes: frame.bytes.to_vec(),
             }
         };
         let delay_ns = u64::try_from(self.plan.delay_time.as_nanos()).unwrap_or(u64::MAX);
@@ -233,13 +230,7 @@ impl<L: Link> Fault<L> {
 
     fn send_ready(&mut self, now_ns: u64) -> io::Result<()> {
         while let Some(held) = self.ready.front() {
-            let frame = Outgoing {
-                any_port: false,
-                class: held.class,
-                to: held.to,
-                head: &held.bytes,
-                payload: &[],
-            };
+            let frame = Outgoing::frame(held.class, held.to, &held.bytes);
             // A frame that the link refuses now was already counted as taken; it is lost.
             if self.inner.send(now_ns, &[frame])? == 0 && !self.inner.refuses_next() {
                 break;
@@ -315,13 +306,6 @@ impl<L: Link> Fault<L> {
     }
 }
 
-/// All bytes of a frame.
-fn whole(frame: &Outgoing<'_>) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(frame.len());
-    frame.append_to(&mut bytes);
-    bytes
-}
-
 impl<L: Link> Link for Fault<L> {
     #[inline]
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
@@ -329,7 +313,9 @@ impl<L: Link> Link for Fault<L> {
             return self.inner.send(now_ns, batch);
         }
         self.release(now_ns)?;
-        self.send_with_faults(now_ns, batch)
+        let frames = batch.iter().flat_map(|entry| entry.frames());
+        let frames: Vec<Outgoing<'_>> = frames.collect();
+        self.send_with_faults(now_ns, &frames)
     }
 
     #[inline]
@@ -355,7 +341,7 @@ impl<L: Link> Link for Fault<L> {
             fn locals(&self, class: Class) -> Vec<SocketAddr>;
             fn source(&self, class: Class, to: SocketAddr) -> SocketAddr;
             fn refuses_next(&self) -> bool;
-            fn frame(&self, index: usize) -> Incoming<'_>;
+            fn message(&self, index: usize) -> Incoming<'_>;
             fn arm(&mut self) -> bool;
             fn disarm(&mut self);
             fn descriptors(&self) -> Vec<BorrowedFd<'_>>;

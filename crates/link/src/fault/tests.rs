@@ -28,7 +28,7 @@ impl Link for Sink {
         self.calls += 1;
         let count = self.room.map_or(batch.len(), |room| room.min(batch.len()));
         self.frames
-            .extend(batch[..count].iter().map(|frame| whole(frame)));
+            .extend(batch[..count].iter().map(|frame| frame.bytes.to_vec()));
         if let Some(room) = &mut self.room {
             *room -= count;
         }
@@ -39,8 +39,8 @@ impl Link for Sink {
         Ok(0)
     }
 
-    fn frame(&self, index: usize) -> Incoming<'_> {
-        panic!("frame {index} of none")
+    fn message(&self, index: usize) -> Incoming<'_> {
+        panic!("message {index} of none")
     }
 }
 
@@ -61,13 +61,7 @@ fn numbered(count: u32) -> Vec<Vec<u8>> {
 fn batch(frames: &[Vec<u8>]) -> Vec<Outgoing<'_>> {
     frames
         .iter()
-        .map(|bytes| Outgoing {
-            any_port: false,
-            class: Class::Bulk,
-            to: to(),
-            head: bytes,
-            payload: &[],
-        })
+        .map(|bytes| Outgoing::frame(Class::Bulk, to(), bytes))
         .collect()
 }
 
@@ -108,23 +102,24 @@ fn the_same_seed_affects_the_same_frames_and_another_seed_others() {
 }
 
 #[test]
-fn a_frame_in_two_parts_gets_the_faults_of_a_contiguous_one() {
-    let run = |cut: usize| {
+fn frames_of_one_entry_get_the_faults_of_single_ones() {
+    let run = |together: usize| {
         let text = "drop=0.1,delay=0.1:5us,repeat=0.1,reorder=0.1,corrupt=0.1,seed=5";
         let mut link = Fault::new(Sink::default(), plan(text));
-        let frames = numbered(1000);
-        let mut batch = batch(&frames);
-        for frame in &mut batch {
-            (frame.head, frame.payload) = frame.head.split_at(cut);
-        }
-        link.send(0, &batch).unwrap();
+        let frames = numbered(1000).concat();
+        let entries = frames.chunks(16 * together).map(|bytes| Outgoing {
+            frame_bytes: 16,
+            ..Outgoing::frame(Class::Bulk, to(), bytes)
+        });
+        let entries: Vec<Outgoing<'_>> = entries.collect();
+        assert_eq!(link.send(0, &entries).unwrap(), 1000);
         link.poll(10_000_000, Class::Bulk).unwrap();
         (link.inner().frames.clone(), link.stats())
     };
-    let contiguous = run(16);
-    assert!(contiguous.1.corrupted > 0 && contiguous.1.delayed > 0);
-    for cut in [0, 3, 8] {
-        assert_eq!(run(cut), contiguous, "cut at {cut}");
+    let single = run(1);
+    assert!(single.1.corrupted > 0 && single.1.delayed > 0);
+    for together in [2, 7, 1000] {
+        assert_eq!(run(together), single, "{together} together");
     }
 }
 

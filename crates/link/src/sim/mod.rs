@@ -284,7 +284,8 @@ impl Link for Port {
         state.advance(now_ns);
         let (taken, full_until_ns) = state.send(&self.interfaces, batch);
         self.full_until_ns = full_until_ns;
-        self.refuses_next = taken < batch.len() && full_until_ns.is_none();
+        let frames: usize = batch.iter().map(Outgoing::count).sum();
+        self.refuses_next = taken < frames && full_until_ns.is_none();
         Ok(taken)
     }
 
@@ -304,12 +305,13 @@ impl Link for Port {
         Ok(self.frames.len())
     }
 
-    fn frame(&self, index: usize) -> Incoming<'_> {
+    fn message(&self, index: usize) -> Incoming<'_> {
         let (class, frame) = &self.frames[index];
         Incoming {
             class: *class,
             from: frame.from,
             bytes: &frame.bytes,
+            frame_bytes: frame.bytes.len(),
         }
     }
 

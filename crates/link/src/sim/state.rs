@@ -192,9 +192,11 @@ impl State {
         interfaces: &[[SocketAddr; 2]],
         batch: &[Outgoing<'_>],
     ) -> (usize, Option<u64>) {
-        for (index, outgoing) in batch.iter().enumerate() {
-            if outgoing.len() > self.config.max_frame_bytes {
-                return (index, None);
+        let frames = batch.iter().flat_map(|entry| entry.frames());
+        let mut taken = 0;
+        for outgoing in frames {
+            if outgoing.bytes.len() > self.config.max_frame_bytes {
+                return (taken, None);
             }
             let from = source(interfaces, outgoing.class, outgoing.to);
             let free_ns = match &self.bus {
@@ -208,18 +210,19 @@ impl State {
             let backlog_bytes = self.config.wire_bytes(backlog_ns);
             // An idle interface takes any frame, whatever the size of its queue.
             if backlog_ns > 0 && backlog_bytes >= self.config.transmit_queue_bytes {
-                return (index, Some(free_ns));
+                return (taken, Some(free_ns));
             }
-            self.send_one(from, outgoing);
+            self.send_one(from, &outgoing);
+            taken += 1;
         }
-        (batch.len(), None)
+        (taken, None)
     }
 
     fn send_one(&mut self, from: SocketAddr, outgoing: &Outgoing<'_>) {
         self.stats.sent += 1;
         let mut bytes = self.spare.pop().unwrap_or_default();
         bytes.clear();
-        outgoing.append_to(&mut bytes);
+        bytes.extend_from_slice(outgoing.bytes);
         let frame = Frame {
             from,
             to: outgoing.to,

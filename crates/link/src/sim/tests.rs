@@ -18,13 +18,7 @@ fn attach(network: &Network, node: u8) -> Port {
 }
 
 fn send(port: &mut Port, now_ns: u64, to: u8, bytes: &[u8]) -> usize {
-    let frame = Outgoing {
-        any_port: false,
-        class: Class::Small,
-        to: addresses(to).0,
-        head: bytes,
-        payload: &[],
-    };
+    let frame = Outgoing::frame(Class::Small, addresses(to).0, bytes);
     port.send(now_ns, &[frame]).unwrap()
 }
 
@@ -36,7 +30,7 @@ fn receive(port: &mut Port, now_ns: u64) -> Vec<Vec<u8>> {
         if count == 0 {
             return all;
         }
-        all.extend((0..count).map(|index| port.frame(index).bytes.to_vec()));
+        all.extend((0..count).map(|index| port.message(index).bytes.to_vec()));
     }
 }
 
@@ -219,13 +213,7 @@ fn a_full_interface_takes_nothing_until_its_deadline() {
     };
     let network = Network::new(1, config);
     let (mut a, mut b) = (attach(&network, 1), attach(&network, 2));
-    let frame = Outgoing {
-        any_port: false,
-        class: Class::Small,
-        to: b.local(Class::Small),
-        head: &[1; 934],
-        payload: &[],
-    };
+    let frame = Outgoing::frame(Class::Small, b.local(Class::Small), &[1; 934]);
     assert_eq!(a.send(0, &[frame; 20]).unwrap(), 5);
     let ready_ns = a.next_deadline_ns().unwrap();
     assert_eq!(a.send(ready_ns, &[frame; 20]).unwrap(), 5);

@@ -132,7 +132,7 @@ impl SmallPort {
         let found = if self.streak < 2 {
             self.receiver.one(socket, stats)
         } else {
-            self.receiver.many(socket, stats).map(|(_, frames)| frames)
+            self.receiver.many(socket, stats)
         };
         let mut found = found.inspect_err(|_| self.receiver.clear())?;
         self.quiet = if found == 0 { self.quiet + 1 } else { 0 };
@@ -178,6 +178,50 @@ struct SendProgress {
     is_unclear: bool,
     /// Count of unreachable frames when that happened.
     unreachable_before: u64,
+}
+
+/// The rest of a batch that is being sent.
+struct Unsent<'a, 'b> {
+    batch: &'a [Outgoing<'b>],
+    /// The first entry's frames that are left, if some of them have been taken.
+    begun: Option<Outgoing<'b>>,
+    /// Number of frames before `batch`.
+    before: usize,
+}
+
+impl<'a, 'b> Unsent<'a, 'b> {
+    fn new(batch: &'a [Outgoing<'b>]) -> Unsent<'a, 'b> {
+        Unsent {
+            batch,
+            begun: None,
+            before: 0,
+        }
+    }
+
+    /// Leaves out the first `taken` frames of the whole batch. Returns the next entry.
+    #[inline]
+    fn skip_to(&mut self, taken: usize) -> Option<Outgoing<'b>> {
+        while let Some((first, rest)) = self.batch.split_first() {
+            let count = first.count();
+            if taken < self.before + count {
+                let left = first.after(taken - self.before);
+                self.begun = (taken > self.before).then_some(left);
+                return Some(left);
+            }
+            self.before += count;
+            self.batch = rest;
+        }
+        None
+    }
+
+    /// Entries that may be sent now: all, or the rest of one that has begun.
+    #[inline]
+    fn rest(&self) -> &[Outgoing<'b>] {
+        match &self.begun {
+            Some(begun) => std::slice::from_ref(begun),
+            None => self.batch,
+        }
+    }
 }
 
 /// A link over UDP sockets.
@@ -243,8 +287,8 @@ impl Udp {
             small: SmallPort {
                 socket: small.socket,
                 receiver: match join_small {
-                    true => Receiver::new(JOINED_SLOTS, JOINED_SLOT_BYTES, false),
-                    false => Receiver::new(SMALL_SLOTS, SMALL_SLOT_BYTES, false),
+                    true => Receiver::new(JOINED_SLOTS, JOINED_SLOT_BYTES),
+                    false => Receiver::new(SMALL_SLOTS, SMALL_SLOT_BYTES),
                 },
                 routes: Routes::default(),
                 streak: 0,
@@ -252,7 +296,7 @@ impl Udp {
             },
             bulk: BulkPort {
                 socket: bulk.socket,
-                receiver: Receiver::new(BULK_SLOTS, BULK_SLOT_BYTES, gro),
+                receiver: Receiver::new(BULK_SLOTS, BULK_SLOT_BYTES),
                 is_queued: false,
             },
             caps,
@@ -287,20 +331,26 @@ impl Udp {
         &self.busy_polling
     }
 
-    /// The counter for a frame that is lost at once, if it is.
+    /// The counter for frames that are lost at once, if they are.
     #[inline]
-    fn loss(&mut self, frame: &Outgoing<'_>) -> Option<&mut u64> {
-        if frame.is_empty() {
+    fn loss(&mut self, frames: &Outgoing<'_>) -> Option<&mut u64> {
+        if frames.bytes.is_empty() {
             Some(&mut self.stats.empty)
-        } else if frame.to.is_ipv4() != self.local[0].is_ipv4() {
+        } else if frames.to.is_ipv4() != self.local[0].is_ipv4() {
             Some(&mut self.stats.unreachable)
         } else {
             None
         }
     }
 
+    /// True if the frames are short enough for the interface.
+    #[inline]
+    fn fits(&self, frames: &Outgoing<'_>) -> bool {
+        frames.frame_bytes.min(frames.bytes.len()) <= self.caps.max_frame_bytes
+    }
+
     /// Sends the first of these small frames, and those that may be joined to it, through a
-    /// socket connected to its destination. Returns the number taken; 0 if the
+    /// socket connected to its destination. Returns the number of frames taken; 0 if the
     /// socket does not exist or is not usable now.
     #[inline]
     fn send_connected(&mut self, batch: &[Outgoing<'_>]) -> usize {
@@ -309,27 +359,22 @@ impl Udp {
             return 0;
         };
         let most = self.caps.max_frame_bytes;
-        let alike = batch.iter().take_while(|frame| {
-            let is_fit = !frame.is_empty() && frame.len() <= most;
-            frame.class == Class::Small && frame.any_port && frame.to == to && is_fit
+        let alike = batch.iter().take_while(|frames| {
+            let is_fit = !frames.bytes.is_empty() && frames.frame_bytes <= most;
+            frames.class == Class::Small && frames.any_port && frames.to == to && is_fit
         });
-        match alike.count() {
-            run @ 2.. if self.joining.small && self.joining.is_on => {
-                match self
-                    .sender
-                    .run_connected(socket, &batch[..run], &mut self.stats)
-                {
-                    Progress::Taken(taken)
-                    | Progress::Full(taken)
-                    | Progress::Refused { taken, .. } => taken,
-                }
-            }
-            _ => {
-                let sent = routes::send(socket, &batch[0]).is_ok();
-                self.stats.sent_frames += u64::from(sent);
-                usize::from(sent)
-            }
+        let alike = &batch[..alike.count()];
+        let is_run = alike.len() > 1 || alike.first().is_some_and(|first| first.count() > 1);
+        if is_run && self.joining.small && self.joining.is_on {
+            return match self.sender.run_connected(socket, alike, &mut self.stats) {
+                Progress::Taken(taken)
+                | Progress::Full(taken)
+                | Progress::Refused { taken, .. } => taken,
+            };
         }
+        let sent = routes::send(socket, &batch[0].first(1)).is_ok();
+        self.stats.sent_frames += u64::from(sent);
+        usize::from(sent)
     }
 
     /// Stops before a frame that is too long, after `taken` frames.
@@ -402,15 +447,34 @@ impl Udp {
         ControlFlow::Continue(())
     }
 
-    /// Number of leading frames of `batch` that may be sent in one call.
-    fn run_len(&mut self, batch: &[Outgoing<'_>]) -> usize {
-        let Some(first) = batch.first() else { return 0 };
-        let class = first.class;
-        let alike = batch.iter().take_while(|frame| {
-            let fits = frame.len() <= self.caps.max_frame_bytes;
-            frame.class == class && fits && self.loss(frame).is_none()
+    /// The leading entries of `batch` that may be sent in one call.
+    fn alike<'a, 'b>(&mut self, batch: &'a [Outgoing<'b>]) -> &'a [Outgoing<'b>] {
+        let class = batch.first().map(|first| first.class);
+        let alike = batch.iter().take_while(|frames| {
+            Some(frames.class) == class && self.fits(frames) && self.loss(frames).is_none()
         });
-        alike.count()
+        let count = alike.count();
+        &batch[..count]
+    }
+
+    /// Sends the leading frames of a batch in one call, or with `singly` only the first.
+    fn send_some(&mut self, rest: &[Outgoing<'_>], singly: bool) -> Progress {
+        let class = rest[0].class;
+        let may_join = class == Class::Bulk || self.joining.small;
+        let first = [rest[0].first(1)];
+        let run = match singly {
+            true => &first[..],
+            false => self.alike(rest),
+        };
+        let socket = match class {
+            Class::Small => self.small.socket.as_fd(),
+            Class::Bulk => {
+                self.bulk.is_queued = true;
+                self.bulk.socket.as_fd()
+            }
+        };
+        let join = self.joining.is_on && !singly && may_join;
+        self.sender.run(socket, run, join, &mut self.stats)
     }
 }
 
@@ -426,43 +490,26 @@ impl Link for Udp {
     fn send(&mut self, _now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
         let mut progress = SendProgress::default();
         self.refuses_next = false;
-        while progress.taken < batch.len() {
-            let taken = progress.taken;
-            if batch[taken].len() > self.caps.max_frame_bytes {
-                return Ok(self.refuse(taken));
+        let mut left = Unsent::new(batch);
+        while let Some(first) = left.skip_to(progress.taken) {
+            if !self.fits(&first) {
+                return Ok(self.refuse(progress.taken));
             }
-            if let Some(counter) = self.loss(&batch[taken]) {
+            if let Some(counter) = self.loss(&first) {
                 *counter += 1;
                 progress.taken += 1;
                 continue;
             }
-            let class = batch[taken].class;
-            let singly = taken < progress.single_until;
-            let any_port = self.any_port && batch[taken].any_port;
-            if class == Class::Small && any_port && !singly {
-                let sent = self.send_connected(&batch[taken..]);
+            let singly = progress.taken < progress.single_until;
+            let any_port = self.any_port && first.any_port;
+            if first.class == Class::Small && any_port && !singly {
+                let sent = self.send_connected(left.rest());
                 progress.taken += sent;
                 if sent > 0 {
                     continue;
                 }
             }
-            let limit = if singly {
-                progress.single_until
-            } else {
-                batch.len()
-            };
-            let run = &batch[progress.taken..limit];
-            let run = &run[..self.run_len(run)];
-            let may_join = class == Class::Bulk || self.joining.small;
-            let join = self.joining.is_on && !singly && may_join;
-            let socket = match class {
-                Class::Small => self.small.socket.as_fd(),
-                Class::Bulk => {
-                    self.bulk.is_queued = true;
-                    self.bulk.socket.as_fd()
-                }
-            };
-            match self.sender.run(socket, run, join, &mut self.stats) {
+            match self.send_some(left.rest(), singly) {
                 Progress::Taken(count) => progress.taken += count,
                 Progress::Full(count) => {
                     self.stats.full += 1;
@@ -503,22 +550,16 @@ impl Link for Udp {
             Class::Small => self.small.poll(&mut self.stats),
             Class::Bulk => {
                 let socket = self.bulk.socket.as_fd();
-                let (_, found) = self.bulk.receiver.many(socket, &mut self.stats)?;
-                Ok(found)
+                self.bulk.receiver.many(socket, &mut self.stats)
             }
         }
     }
 
     #[inline]
-    fn frame(&self, index: usize) -> Incoming<'_> {
-        let (from, bytes) = match self.polled {
-            Class::Small => self.small.receiver.frame(index),
-            Class::Bulk => self.bulk.receiver.frame(index),
-        };
-        Incoming {
-            class: self.polled,
-            from,
-            bytes,
+    fn message(&self, index: usize) -> Incoming<'_> {
+        match self.polled {
+            Class::Small => self.small.receiver.message(index, Class::Small),
+            Class::Bulk => self.bulk.receiver.message(index, Class::Bulk),
         }
     }
 

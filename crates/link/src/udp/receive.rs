@@ -1,7 +1,7 @@
-//! Fetches datagrams: one with a plain call, or several with `recvmmsg`, splitting messages
-//! that the kernel has joined (`UDP_GRO`) into frames.
+//! Fetches datagrams: one with a plain call, or several with `recvmmsg`, with the length of the frames
+//! that the kernel has joined into one message (`UDP_GRO`).
 //!
-//! All buffers are allocated once. Frames are ranges of them, valid until the next call.
+//! All buffers are allocated once. Messages are ranges of them, valid until the next call.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,19 +13,19 @@ use rustix::net::RecvFlags;
 
 use super::UdpStats;
 use super::memory::{Array, Control, Header, Name, Piece};
+use crate::{Class, Incoming};
 
-/// Maximum segments that the kernel joins into one message, used to size the frame list.
-const JOINED_FRAMES: usize = 128;
 /// Alignment of slots. The kernel copies with `rep movsb`, which is four times slower on some
 /// processors (AMD Zen 3) if the destination is less than 32 bytes further into a page than the
 /// source. Kernel data often starts at a page, and long allocations 16 bytes after one.
 const ALIGNMENT: usize = 64;
 
-/// One frame in the buffers.
+/// One message in the buffers.
 #[derive(Clone, Copy)]
 struct Place {
     offset: usize,
     len: usize,
+    frame_bytes: usize,
     from: SocketAddr,
 }
 
@@ -40,13 +40,12 @@ pub(super) struct Receiver {
     /// Kept alive because the headers point to them.
     _pieces: Array<Piece>,
     headers: Array<Header>,
-    frames: Vec<Place>,
+    messages: Vec<Place>,
 }
 
 impl Receiver {
-    /// Allocates `slots` buffers of `slot_bytes` each; `joined` means that a message may contain
-    /// many frames.
-    pub(super) fn new(slots: usize, slot_bytes: usize, joined: bool) -> Receiver {
+    /// Allocates `slots` buffers of `slot_bytes` each.
+    pub(super) fn new(slots: usize, slot_bytes: usize) -> Receiver {
         let buffers = Array::new(vec![0; slots * slot_bytes + ALIGNMENT]);
         let start = buffers.place(0).align_offset(ALIGNMENT);
         let names = Array::new(vec![Name::zeroed(); slots]);
@@ -68,8 +67,6 @@ impl Receiver {
             header
         });
         let headers = Array::new(headers.collect());
-        let most_frames = slots * if joined { JOINED_FRAMES } else { 1 };
-        let frames = Vec::with_capacity(most_frames);
         Receiver {
             slot_bytes,
             buffers,
@@ -78,55 +75,56 @@ impl Receiver {
             controls,
             _pieces: pieces,
             headers,
-            frames,
+            messages: Vec::with_capacity(slots),
         }
     }
 
     /// Maximum messages per call of [`many`](Self::many).
-    pub(super) fn slots(&self) -> usize {
+    fn slots(&self) -> usize {
         self.headers.slice().len()
     }
 
     pub(super) fn clear(&mut self) {
-        self.frames.clear();
+        self.messages.clear();
     }
 
-    pub(super) fn frame(&self, index: usize) -> (SocketAddr, &[u8]) {
-        let place = &self.frames[index];
-        (
-            place.from,
-            &self.buffers.slice()[place.offset..place.offset + place.len],
-        )
+    pub(super) fn message(&self, index: usize, class: Class) -> Incoming<'_> {
+        let place = &self.messages[index];
+        Incoming {
+            class,
+            from: place.from,
+            bytes: &self.buffers.slice()[place.offset..place.offset + place.len],
+            frame_bytes: place.frame_bytes,
+        }
     }
 
-    /// Fetches at most one datagram with the cheapest call; returns the number of frames.
+    /// Fetches at most one datagram with the cheapest call; returns the number of messages.
     #[inline]
     pub(super) fn one(
         &mut self,
         socket: BorrowedFd<'_>,
         stats: &mut UdpStats,
     ) -> io::Result<usize> {
-        self.frames.clear();
+        self.messages.clear();
         let slot = self.start..self.start + self.slot_bytes;
         let buffer = &mut self.buffers.slice_mut()[slot];
         match rustix::net::recvfrom(socket, buffer, RecvFlags::TRUNC) {
             Ok((_, len, from)) => {
                 let from = from.and_then(|from| SocketAddr::try_from(from).ok());
-                self.keep(0, len, len, from, stats);
-                Ok(self.frames.len())
+                self.keep(0, (len, len), from, stats);
+                Ok(self.messages.len())
             }
             Err(error) => ignore_transient(error),
         }
     }
 
-    /// Fetches as many datagrams as there are slots; returns the number of messages and of
-    /// frames.
+    /// Fetches as many datagrams as there are slots; returns the number of messages.
     pub(super) fn many(
         &mut self,
         socket: BorrowedFd<'_>,
         stats: &mut UdpStats,
-    ) -> io::Result<(usize, usize)> {
-        self.frames.clear();
+    ) -> io::Result<usize> {
+        self.messages.clear();
         let count = libc::c_uint::try_from(self.slots()).unwrap_or(1);
         // SAFETY: the headers describe buffers, names and control space of this receiver: alive,
         // with the given lengths (restored after each use below) and not borrowed elsewhere,
@@ -143,7 +141,7 @@ impl Receiver {
         let Ok(count) = usize::try_from(result) else {
             let error = io::Error::last_os_error();
             let error = Errno::from_io_error(&error).ok_or(error)?;
-            return Ok((0, ignore_transient(error)?));
+            return ignore_transient(error);
         };
         let count = count.min(self.slots());
         for slot in 0..count {
@@ -157,18 +155,17 @@ impl Receiver {
             let control_bytes = header.msg_hdr.msg_controllen;
             let segment = segment_bytes(&self.controls.slice()[slot], control_bytes);
             let from = self.names.slice()[slot].address();
-            self.keep(slot, len, segment.unwrap_or(len), from, stats);
+            self.keep(slot, (len, segment.unwrap_or(len)), from, stats);
         }
-        Ok((count, self.frames.len()))
+        Ok(self.messages.len())
     }
 
-    /// Adds the frames of one message to the list.
+    /// Adds a message of frames of `frame_bytes` to the list.
     #[inline]
     fn keep(
         &mut self,
         slot: usize,
-        len: usize,
-        segment: usize,
+        (len, frame_bytes): (usize, usize),
         from: Option<SocketAddr>,
         stats: &mut UdpStats,
     ) {
@@ -180,20 +177,15 @@ impl Receiver {
             stats.empty += 1;
             return;
         };
-        let segment = if segment == 0 { len } else { segment };
-        let start = self.start + slot * self.slot_bytes;
-        let mut offset = 0;
-        while offset < len {
-            let bytes = segment.min(len - offset);
-            self.frames.push(Place {
-                offset: start + offset,
-                len: bytes,
-                from,
-            });
-            offset += bytes;
-            stats.received_frames += 1;
-        }
-        stats.gro_batches += u64::from(len > segment);
+        let frame_bytes = if frame_bytes == 0 { len } else { frame_bytes };
+        self.messages.push(Place {
+            offset: self.start + slot * self.slot_bytes,
+            len,
+            frame_bytes,
+            from,
+        });
+        stats.received_frames += len.div_ceil(frame_bytes) as u64;
+        stats.gro_batches += u64::from(len > frame_bytes);
     }
 }
 

@@ -4,11 +4,11 @@
 //! They have ports of their own, so only frames that may be sent from any port use them.
 //! Replies from peers that do not know us arrive there and are fetched occasionally.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::net::{SendAncillaryBuffer, SendFlags};
+use rustix::net::SendFlags;
 
 use super::open;
 use crate::Outgoing;
@@ -75,12 +75,6 @@ impl Routes {
 /// Sends on a connected socket; an error only means that the socket is not usable now.
 #[inline]
 pub(super) fn send(socket: BorrowedFd<'_>, frame: &Outgoing<'_>) -> io::Result<()> {
-    if frame.payload.is_empty() {
-        rustix::net::send(socket, frame.head, SendFlags::NOSIGNAL)?;
-    } else {
-        let parts = [IoSlice::new(frame.head), IoSlice::new(frame.payload)];
-        let mut no_control = SendAncillaryBuffer::default();
-        rustix::net::sendmsg(socket, &parts, &mut no_control, SendFlags::NOSIGNAL)?;
-    }
+    rustix::net::send(socket, frame.bytes, SendFlags::NOSIGNAL)?;
     Ok(())
 }

@@ -1,12 +1,12 @@
 //! Passes frames to a socket: one with `sendto`, several with one `sendmmsg`, runs to one
 //! destination joined into one message (`UDP_SEGMENT`).
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags};
+use rustix::net::SendFlags;
 
 use super::UdpStats;
 use super::memory::{Array, Control, Header, Name, Piece};
@@ -16,8 +16,6 @@ use crate::Outgoing;
 const MESSAGES: usize = 64;
 /// Maximum pieces of memory per call.
 const PIECES: usize = 1024;
-/// A frame's head and payload.
-const PIECES_PER_FRAME: usize = 2;
 /// Frames per message that every kernel with `UDP_SEGMENT` accepts.
 const SEGMENTS: usize = 64;
 /// Bytes that fit into one segmented message with both IP versions.
@@ -71,7 +69,9 @@ impl Sender {
         join: bool,
         stats: &mut UdpStats,
     ) -> Progress {
-        if let [frame] = run {
+        if let [frame] = run
+            && frame.count() == 1
+        {
             return single(socket, frame, stats);
         }
         self.messages(socket, run, (join, false), stats)
@@ -139,46 +139,41 @@ impl Sender {
     /// Messages for a `connected` socket have no name.
     fn build(&mut self, run: &[Outgoing<'_>], join: bool, connected: bool) -> usize {
         let mut messages = 0;
-        let mut used = 0;
-        // Pieces used so far; a message starts only if its first frame is sure to fit.
+        // Pieces used so far.
         let mut filled = 0;
-        while used < run.len() && filled + PIECES_PER_FRAME <= PIECES && messages < MESSAGES {
-            let first = &run[used];
-            let segment = first.len();
-            let most = if join { SEGMENTS } else { 1 };
+        let mut rest = run.iter().copied();
+        let mut next = rest.next();
+        while let Some(first) = next
+            && filled < PIECES
+            && messages < MESSAGES
+        {
+            let segment = first.frame_bytes.min(first.bytes.len());
+            let most = if join {
+                SEGMENTS.min(SEGMENTED_BYTES / segment.max(1)).max(1)
+            } else {
+                1
+            };
             let pieces_before = filled;
-            let mut frames = 0;
-            let mut bytes = 0;
-            for frame in run[used..].iter().take(most) {
-                let len = frame.len();
-                let fits = filled + PIECES_PER_FRAME <= PIECES && bytes + len <= SEGMENTED_BYTES;
-                if frames > 0 && (frame.to != first.to || len > segment || !fits) {
+            let (mut frames, mut bytes) = (0, 0);
+            // Only the last segment may be shorter.
+            while let Some(more) = next
+                && (frames == 0 || more.to == first.to && bytes == frames * segment)
+                && (frames == 0 || frames < most && filled < PIECES)
+                && more.bytes.len().min(more.frame_bytes) <= segment
+            {
+                let is_alike = more.frame_bytes >= segment;
+                let count = more.count().min(if is_alike { most - frames } else { 1 });
+                let part = more.first(count).bytes;
+                if bytes + part.len() > SEGMENTED_BYTES && frames > 0 {
                     break;
                 }
-                for part in [frame.head, frame.payload] {
-                    if part.is_empty() {
-                        continue;
-                    }
-                    // The kernel handles one long piece faster than several.
-                    let pieces = &mut self.pieces.slice_mut()[pieces_before..=filled];
-                    if let [.., last, _] = pieces
-                        && last.is_followed_by(part)
-                    {
-                        last.0.iov_len += part.len();
-                        continue;
-                    }
-                    pieces[pieces.len() - 1] = Piece(libc::iovec {
-                        iov_base: part.as_ptr().cast_mut().cast(),
-                        iov_len: part.len(),
-                    });
-                    filled += 1;
-                }
-                frames += 1;
-                bytes += len;
-                if len < segment {
-                    // Only the last segment may be shorter.
-                    break;
-                }
+                self.add_piece(part, (pieces_before, &mut filled));
+                frames += count;
+                bytes += part.len();
+                next = match count < more.count() {
+                    true => Some(more.after(count)),
+                    false => rest.next(),
+                };
             }
             let (name, name_bytes) = match connected {
                 true => (ptr::null_mut(), 0),
@@ -206,24 +201,34 @@ impl Sender {
             header.msg_controllen = if joined { CONTROL_BYTES as _ } else { 0 };
             self.frames[messages] = frames;
             messages += 1;
-            used += frames;
         }
         messages
     }
+
+    /// Adds memory to the message whose pieces begin at `from`. The kernel handles one long piece
+    /// faster than several.
+    #[inline]
+    fn add_piece(&mut self, part: &[u8], (from, filled): (usize, &mut usize)) {
+        let pieces = &mut self.pieces.slice_mut()[from..=*filled];
+        if let [.., last, _] = pieces
+            && last.is_followed_by(part)
+        {
+            last.0.iov_len += part.len();
+            return;
+        }
+        pieces[pieces.len() - 1] = Piece(libc::iovec {
+            iov_base: part.as_ptr().cast_mut().cast(),
+            iov_len: part.len(),
+        });
+        *filled += 1;
+    }
 }
 
-/// Sends one frame with the cheapest call: `sendto` if it is contiguous.
+/// Sends one frame with the cheapest call.
 #[inline]
 fn single(socket: BorrowedFd<'_>, frame: &Outgoing<'_>, stats: &mut UdpStats) -> Progress {
     loop {
-        let sent = if frame.payload.is_empty() {
-            rustix::net::sendto(socket, frame.head, SendFlags::NOSIGNAL, &frame.to)
-        } else {
-            let parts = [IoSlice::new(frame.head), IoSlice::new(frame.payload)];
-            let mut no_control = SendAncillaryBuffer::default();
-            let flags = SendFlags::NOSIGNAL;
-            rustix::net::sendmsg_addr(socket, &frame.to, &parts, &mut no_control, flags)
-        };
+        let sent = rustix::net::sendto(socket, frame.bytes, SendFlags::NOSIGNAL, &frame.to);
         match sent {
             Ok(_) => {
                 stats.sent_frames += 1;

@@ -8,13 +8,7 @@ fn open() -> Udp {
 }
 
 fn bulk(to: SocketAddr, bytes: &[u8]) -> Outgoing<'_> {
-    Outgoing {
-        any_port: false,
-        class: Class::Bulk,
-        to,
-        head: bytes,
-        payload: &[],
-    }
+    Outgoing::frame(Class::Bulk, to, bytes)
 }
 
 #[test]
@@ -114,8 +108,11 @@ fn a_run_leaves_and_arrives_as_one_message() {
     let to = b.local(Class::Bulk);
     let batch: Vec<_> = frames.iter().map(|frame| bulk(to, frame)).collect();
     assert_eq!(a.send(0, &batch).unwrap(), 6);
-    assert_eq!(b.poll(0, Class::Bulk).unwrap(), 6);
+    let found = b.poll(0, Class::Bulk).unwrap();
+    let got = (0..found).map(|index| b.message(index));
+    assert!(got.flat_map(|message| message.frames()).eq(frames.iter()));
     if a.uses_segmentation() {
+        assert_eq!(found, 1);
         assert_eq!(a.stats().gso_batches, 1);
         assert_eq!(b.stats().gro_batches, 1);
     }
@@ -127,24 +124,23 @@ fn adjacent_frames_arrive_like_others() {
     let (mut a, mut b) = (open(), open());
     let to = b.local(Class::Bulk);
     let bytes: Vec<u8> = (0..250).cycle().take(5000).collect();
-    // A gap, a frame of two parts, and one that precedes the others in memory.
-    let places = [
-        (1000..2000, 2000..2000),
-        (2000..3000, 3000..3000),
-        (3500..4000, 4000..4500),
-        (4500..4700, 4800..5000),
-        (0..1000, 1000..1000),
-    ];
-    let frames = places.clone().map(|(head, payload)| Outgoing {
-        payload: &bytes[payload],
-        ..bulk(to, &bytes[head])
+    // Two frames in one entry, a gap, and one that precedes the others in memory.
+    let places = [1000..3000, 3500..4500, 4500..4700, 0..1000];
+    let entries = places.clone().map(|place| Outgoing {
+        frame_bytes: 1000,
+        ..bulk(to, &bytes[place])
     });
-    assert_eq!(a.send(0, &frames).unwrap(), 5);
-    assert_eq!(b.poll(0, Class::Bulk).unwrap(), 5);
-    for (index, (head, payload)) in places.into_iter().enumerate() {
-        let frame = b.frame(index).bytes;
-        assert_eq!(frame, [&bytes[head], &bytes[payload]].concat());
+    assert_eq!(a.send(0, &entries).unwrap(), 5);
+    let mut got = Vec::new();
+    while got.len() < 5 {
+        let count = b.poll(0, Class::Bulk).unwrap();
+        let messages = (0..count).map(|index| b.message(index));
+        got.extend(messages.flat_map(|message| message.frames().map(<[u8]>::to_vec)));
     }
+    let expected = places
+        .iter()
+        .flat_map(|place| bytes[place.clone()].chunks(1000));
+    assert!(got.iter().eq(expected));
 }
 
 #[test]
@@ -180,7 +176,7 @@ fn small_frames_are_sent_as_one_message_if_both_sides_request_it() {
                 while got.len() < 2010 {
                     let count = link.poll(0, Class::Small).unwrap();
                     // The plain call returns them joined; `recvmmsg` splits them.
-                    got.extend((0..count).flat_map(|index| link.frame(index).bytes.to_vec()));
+                    got.extend((0..count).flat_map(|index| link.message(index).bytes.to_vec()));
                 }
                 assert!(got == frames.concat(), "round {round}");
             }
@@ -208,7 +204,7 @@ fn a_run_refused_for_its_destination_loses_only_that_run_and_keeps_segmentation(
     let mut got = Vec::new();
     while got.len() < 2 {
         let count = b.poll(0, Class::Bulk).unwrap();
-        got.extend((0..count).map(|index| b.frame(index).bytes.to_vec()));
+        got.extend((0..count).map(|index| b.message(index).bytes.to_vec()));
     }
     assert_eq!(got, [b"1", b"4"]);
 }
@@ -240,7 +236,7 @@ fn empty_frames_and_the_wrong_ip_version_are_lost_and_long_frames_refused() {
         (1, 1, 1, 1)
     );
     assert_eq!(b.poll(0, Class::Bulk).unwrap(), 1);
-    assert_eq!(b.frame(0).bytes, b"good");
+    assert_eq!(b.message(0).bytes, b"good");
 }
 
 #[test]
@@ -253,7 +249,7 @@ fn strange_datagrams_are_counted_and_dropped() {
         .unwrap();
     stranger.send_to(b"good", link.local(Class::Small)).unwrap();
     while link.poll(0, Class::Small).unwrap() == 0 {}
-    assert_eq!(link.frame(0).bytes, b"good");
+    assert_eq!(link.message(0).bytes, b"good");
     assert_eq!((link.stats().empty, link.stats().truncated), (1, 1));
 }
 

@@ -67,11 +67,16 @@ fn content(number: usize, len: usize) -> Vec<u8> {
 impl World {
     /// Sends a whole batch from the first link, waiting while it is full.
     fn send(&mut self, batch: &[Outgoing<'_>]) {
-        let mut taken = 0;
-        while taken < batch.len() {
-            taken += self.links[0]
-                .send(self.clock.now_ns(), &batch[taken..])
-                .unwrap();
+        let mut left = batch.to_vec();
+        while !left.is_empty() {
+            let mut taken = self.links[0].send(self.clock.now_ns(), &left).unwrap();
+            left.retain_mut(|entry| {
+                let count = entry.count().min(taken);
+                taken -= count;
+                let is_done = count == entry.count();
+                *entry = entry.after(count);
+                !is_done
+            });
             self.clock.pass();
         }
     }
@@ -83,9 +88,10 @@ impl World {
         while got.len() < count {
             let found = self.links[link].poll(self.clock.now_ns(), class).unwrap();
             for index in 0..found {
-                let frame = self.links[link].frame(index);
-                assert_eq!(frame.class, class);
-                got.push((frame.from, frame.bytes.to_vec()));
+                let message = self.links[link].message(index);
+                assert_eq!(message.class, class);
+                let frames = message.frames();
+                got.extend(frames.map(|frame| (message.from, frame.to_vec())));
             }
             self.clock.pass();
             // Protects against hanging; unrelated to speed.
@@ -122,13 +128,7 @@ pub(crate) fn shortest_and_longest_frames_arrive_on_both_classes_from_the_right_
             for len in [1, 2, longest - 1, longest] {
                 let bytes = content(len, len);
                 let to = world.links[1].local(class);
-                world.send(&[Outgoing {
-                    any_port: false,
-                    class: from,
-                    to,
-                    head: &bytes,
-                    payload: &[],
-                }]);
+                world.send(&[Outgoing::frame(from, to, &bytes)]);
                 let got = world.receive(1, class, 1);
                 assert!(
                     got == [(world.links[0].local(from), bytes)],
@@ -148,13 +148,7 @@ pub(crate) fn frames_too_long_are_refused_and_empty_ones_taken_and_lost(make: Ma
     for class in [Class::Small, Class::Bulk] {
         let to = world.links[1].local(class);
         let frames: [&[u8]; 6] = [b"first", &long, b"", b"middle", &vast, b"last"];
-        let batch = frames.map(|bytes| Outgoing {
-            any_port: false,
-            class,
-            to,
-            head: bytes,
-            payload: &[],
-        });
+        let batch = frames.map(|bytes| Outgoing::frame(class, to, bytes));
         // Each case behaves as if the previous frame had been removed.
         for (from, taken) in [(0, 1), (2, 2), (5, 1)] {
             let sent = world.links[0].send(0, &batch[from..]);
@@ -189,12 +183,8 @@ pub(crate) fn mixed_batches_arrive_whole_in_order_per_class_and_destination(make
             .collect();
         let batch: Vec<_> = frames
             .iter()
-            .map(|(class, target, bytes)| Outgoing {
-                any_port: false,
-                class: *class,
-                to: world.links[*target].local(*class),
-                head: bytes,
-                payload: &[],
+            .map(|(class, target, bytes)| {
+                Outgoing::frame(*class, world.links[*target].local(*class), bytes)
             })
             .collect();
         world.send(&batch);
@@ -223,29 +213,27 @@ pub(crate) fn frames_in_two_parts_arrive_as_one(make: Make) {
     for class in [Class::Small, Class::Bulk] {
         for len in [1, 2, 63, 700, longest - 1, longest] {
             let to = world.links[1].local(class);
-            let frames: Vec<_> = [0, 1, 24, 33, len / 2, len]
-                .into_iter()
-                .map(|cut| (content(cut, len), cut.min(len)))
-                .collect();
-            let batch: Vec<_> = frames
-                .iter()
-                .map(|(bytes, cut)| Outgoing {
-                    any_port: false,
-                    class,
-                    to,
-                    head: &bytes[..*cut],
-                    payload: &bytes[*cut..],
-                })
-                .collect();
-            // Send them as a run, and one by one.
-            world.send(&batch);
-            for frame in &batch {
-                world.send(std::slice::from_ref(frame));
+            // Each entry holds 1, 2 or 100 frames, the last of which may be shorter.
+            let lengths = [1, len, 2 * len - 1, 2 * len, 99 * len + 1, 100 * len];
+            let areas = lengths.map(|bytes| content(bytes, bytes));
+            let entries = areas.each_ref().map(|bytes| Outgoing {
+                frame_bytes: len,
+                ..Outgoing::frame(class, to, bytes)
+            });
+            for entry in &entries {
+                world.send(std::slice::from_ref(entry));
+                let expected = entry.bytes.chunks(len);
+                let got = world.receive(1, class, expected.len());
+                let got = got.iter().map(|(_, bytes)| &bytes[..]);
+                assert!(got.eq(expected), "{class:?}, frames of {len} bytes");
             }
-            let got = world.receive(1, class, 2 * frames.len());
-            for (got, (bytes, cut)) in got.iter().zip(frames.iter().chain(&frames)) {
-                assert!(got.1 == *bytes, "{class:?}, {len} bytes cut at {cut}");
-            }
+            // Together with others.
+            let few = &entries[..4];
+            world.send(few);
+            let expected: Vec<&[u8]> = few.iter().flat_map(|it| it.bytes.chunks(len)).collect();
+            let got = world.receive(1, class, expected.len());
+            let got = got.iter().map(|(_, bytes)| &bytes[..]);
+            assert!(got.eq(expected), "{class:?}, entries of {len} bytes");
         }
     }
     world.nothing_more(1);
@@ -260,13 +248,7 @@ pub(crate) fn a_full_receiver_loses_frames_but_damages_none(make: Make) {
         for number in 0..count {
             let mut bytes = content(number, len);
             bytes[..8].copy_from_slice(&(number as u64).to_be_bytes());
-            world.send(&[Outgoing {
-                any_port: false,
-                class,
-                to,
-                head: &bytes,
-                payload: &[],
-            }]);
+            world.send(&[Outgoing::frame(class, to, &bytes)]);
         }
         if let Clock::Virtual(now_ns) = &mut world.clock {
             *now_ns += 1_000_000_000;
@@ -277,8 +259,8 @@ pub(crate) fn a_full_receiver_loses_frames_but_damages_none(make: Make) {
             if found == 0 {
                 break;
             }
-            for index in 0..found {
-                let bytes = world.links[1].frame(index).bytes;
+            let messages = (0..found).map(|index| world.links[1].message(index));
+            for bytes in messages.flat_map(|message| message.frames()) {
                 let number = u64::from_be_bytes(bytes[..8].try_into().unwrap());
                 let expected = content(usize::try_from(number).unwrap(), len);
                 assert!(bytes[8..] == expected[8..], "frame {number} is damaged");
@@ -288,13 +270,7 @@ pub(crate) fn a_full_receiver_loses_frames_but_damages_none(make: Make) {
         assert!(numbers.is_sorted() && !numbers.is_empty());
         assert!(numbers.len() < count, "nothing was lost of {count}");
         // Frames still arrive as before.
-        world.send(&[Outgoing {
-            any_port: false,
-            class,
-            to,
-            head: b"after",
-            payload: &[],
-        }]);
+        world.send(&[Outgoing::frame(class, to, b"after")]);
         assert_eq!(world.receive(1, class, 1)[0].1, b"after");
     }
 }
@@ -304,41 +280,20 @@ pub(crate) fn frames_stay_as_they_are_until_the_next_poll(make: Make) {
     for class in [Class::Small, Class::Bulk] {
         let to = world.links[1].local(class);
         let first = content(1, 1000);
-        world.send(&[Outgoing {
-            any_port: false,
-            class,
-            to,
-            head: &first,
-            payload: &[],
-        }]);
+        world.send(&[Outgoing::frame(class, to, &first)]);
         let start = Instant::now();
         while world.links[1].poll(world.clock.now_ns(), class).unwrap() == 0 {
             world.clock.pass();
             assert!(start.elapsed() < Duration::from_secs(60));
         }
         // More frames arrive, and the link itself sends.
-        world.send(&[Outgoing {
-            any_port: false,
-            class,
-            to,
-            head: &content(2, 1000),
-            payload: &[],
-        }]);
+        world.send(&[Outgoing::frame(class, to, &content(2, 1000))]);
         let back = world.links[0].local(class);
         let now_ns = world.clock.now_ns();
         world.links[1]
-            .send(
-                now_ns,
-                &[Outgoing {
-                    any_port: false,
-                    class,
-                    to: back,
-                    head: b"back",
-                    payload: &[],
-                }],
-            )
+            .send(now_ns, &[Outgoing::frame(class, back, b"back")])
             .unwrap();
-        assert_eq!(world.links[1].frame(0).bytes, first);
+        assert_eq!(world.links[1].message(0).bytes, first);
         assert_eq!(world.receive(1, class, 1)[0].1, content(2, 1000));
         assert_eq!(world.receive(0, class, 1)[0].1, b"back");
     }
@@ -346,7 +301,7 @@ pub(crate) fn frames_stay_as_they_are_until_the_next_poll(make: Make) {
 
 pub(crate) fn a_frame_beyond_the_last_poll_panics(make: Make) {
     let Some(world) = make() else { return };
-    let ask = std::panic::AssertUnwindSafe(|| world.links[0].frame(0).bytes.len());
+    let ask = std::panic::AssertUnwindSafe(|| world.links[0].message(0).bytes.len());
     assert!(std::panic::catch_unwind(ask).is_err());
 }
 
@@ -367,13 +322,7 @@ pub(crate) fn descriptors_become_readable_when_frames_have_come(make: Make) {
             world.nothing_more(1);
         }
         assert_eq!(sleeper.sleep(none).unwrap(), WakeReason::TimedOut);
-        world.send(&[Outgoing {
-            any_port: false,
-            class,
-            to,
-            head: b"wake",
-            payload: &[],
-        }]);
+        world.send(&[Outgoing::frame(class, to, b"wake")]);
         assert_eq!(
             sleeper.sleep(Some(Duration::from_secs(60))).unwrap(),
             WakeReason::Readable
@@ -385,13 +334,7 @@ pub(crate) fn descriptors_become_readable_when_frames_have_come(make: Make) {
         assert_eq!(sleeper.sleep(none).unwrap(), WakeReason::TimedOut);
         // A frame is pending, so arming must fail.
         world.links[1].disarm();
-        world.send(&[Outgoing {
-            any_port: false,
-            class,
-            to,
-            head: b"seen",
-            payload: &[],
-        }]);
+        world.send(&[Outgoing::frame(class, to, b"seen")]);
         let start = Instant::now();
         while world.links[1].arm() && sleeper.sleep(none).unwrap() != WakeReason::Readable {
             assert!(start.elapsed() < Duration::from_secs(60));
@@ -412,13 +355,7 @@ pub(crate) fn an_unreachable_destination_harms_nobody_else(make: Make) {
             SocketAddr::V6(_) => SocketAddr::from(([127, 0, 0, 1], 9)),
         };
         for _ in 0..3 {
-            let frame = |to, bytes| Outgoing {
-                any_port: false,
-                class,
-                to,
-                head: bytes,
-                payload: &[],
-            };
+            let frame = |to, bytes| Outgoing::frame(class, to, bytes);
             let batch = [
                 frame(gone, &b"lost"[..]),
                 frame(good, b"one"),

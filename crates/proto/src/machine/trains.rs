@@ -4,9 +4,10 @@ use crate::event::PeerId;
 use crate::key::Seal;
 use crate::machine::packets::Addressed;
 use crate::machine::{Machine, session_index};
+use crate::send::Slot;
 use crate::session::{Frames, Pieces, Transmit};
 use crate::time::Instant;
-use crate::wire::Address;
+use crate::wire::{Address, Flags};
 
 /// Consecutive packets from one address that are handled at once. The caller adds packets to it
 /// while they are the expected ones and their trailers are correct.
@@ -18,17 +19,17 @@ pub struct Train<'a> {
 }
 
 impl Train<'_> {
-    /// True if this packet, with its trailer, is the next one. Its seal is that of the first.
+    /// Flags of this packet, with its trailer, if it is the next one. Its seal is that of the first.
     #[inline]
     #[must_use]
-    pub fn expects(&self, packet: &[u8]) -> bool {
+    pub fn expects(&self, packet: &[u8]) -> Option<Flags> {
         self.pieces.expects(packet)
     }
 
-    /// Adds an [expected](Self::expects) packet whose trailer is correct.
+    /// Adds the [expected](Self::expects) packet, which has these flags and whose trailer is correct.
     #[inline]
-    pub fn add(&mut self, packet: &[u8]) {
-        self.pieces.add(packet);
+    pub fn add(&mut self, flags: Flags) {
+        self.pieces.add(flags);
     }
 
     /// Number of packets.
@@ -59,33 +60,33 @@ impl Machine {
         })
     }
 
-    /// The next packet to send, if it repeats the header of `like`, which was returned last: the next
-    /// packet of a train. `None` if [`poll_transmit`](Self::poll_transmit) must choose the next packet.
-    #[inline]
-    pub fn transmit_like(
+    /// The next packets to send, if they repeat the header of `like`, which was returned last: the rest
+    /// of a train. Fills in their frames, and returns the first packet and the number of packets.
+    /// `None` if [`poll_transmit`](Self::poll_transmit) must choose the next packet.
+    pub fn transmit_train(
         &mut self,
         now: Instant,
         like: &Transmit,
         frames: &mut impl Frames,
-    ) -> Option<Transmit> {
+        slots: &mut [Slot],
+    ) -> Option<(Transmit, usize)> {
         let index = session_index(like.peer?);
-        if self.ready.front() != Some(&index)
-            || self.turn_left == 0
-            || self.outbox.front().is_some()
-        {
+        if self.ready.front() != Some(&index) || self.outbox.front().is_some() {
             return None;
         }
+        let most = slots.len().min(self.turn_left as usize);
+        let slots = slots.get_mut(..most).filter(|slots| !slots.is_empty())?;
         let session = self.peers.session_at_mut(index)?;
         if Some(session.id) != like.peer {
             return None;
         }
-        let transmit = session.transmit_like(like, now, frames, &mut self.shared)?;
-        self.turn_left -= 1;
+        let (first, count) = session.transmit_train(like, now, frames, slots, &mut self.shared)?;
+        self.turn_left -= u32::try_from(count).unwrap_or(self.turn_left);
         self.timers.arm(index, session.deadline(&self.shared));
         if !session.has_transmit() {
             self.end_turn();
         }
-        Some(transmit)
+        Some((first, count))
     }
 
     /// Handles the packets of a train, with the same effect as [`on_packet`](Self::on_packet) for each.

@@ -42,10 +42,31 @@ impl Session {
                 order.find(|index| self.lanes[*index].path.is_proven())
             })
             .unwrap_or(0);
-        if bulk && self.window.flying().is_multiple_of(BULK_TURN) {
-            self.paths.set_next_bulk_lane((chosen + 1) % count);
+        if bulk {
+            self.end_bulk_turn(chosen);
         }
         chosen
+    }
+
+    /// Continues with the next lane if the turn of this one ends with the bulk packet that leaves now.
+    #[inline]
+    pub(super) fn end_bulk_turn(&mut self, chosen: usize) {
+        if self.is_turn_over() {
+            let next = (chosen + 1) % self.lanes.len();
+            self.paths.set_next_bulk_lane(next);
+        }
+    }
+
+    /// True if the bulk packet that leaves now is the last one of its lane's turn.
+    #[inline]
+    pub(super) fn is_turn_over(&self) -> bool {
+        self.window.flying().is_multiple_of(BULK_TURN)
+    }
+
+    /// True if [`pick_lane`](Self::pick_lane) would choose the same lane again for each packet.
+    pub(super) fn has_one_lane(&self, bulk: bool) -> bool {
+        let of_class = |lane: &&Lane| lane.bulk && lane.path.is_proven();
+        !bulk || self.lanes.iter().filter(of_class).count() == 1
     }
 
     /// Selects a lane for a packet that is never acknowledged, so that its loss on a dead interface

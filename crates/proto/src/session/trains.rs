@@ -7,14 +7,17 @@
 //! [`Session::poll_transmit`], which writes the packet whose header the others repeat.
 
 use crate::lane::Lane;
-use crate::send::Flight;
+use crate::send::{Flight, Piece, Slot};
 use crate::session::acks::Acks;
 use crate::session::receive::Arrivals;
 use crate::session::transmit::low;
 use crate::session::{Frame, Frames, Session, Transmit};
 use crate::shared::Shared;
 use crate::time::Instant;
-use crate::wire::{Address, CONTROL_LANE, Flags, Fragment, Header, Kind, Packet, TrainHead};
+use crate::wire::{
+    Address, CONTROL_LANE, CREDIT_BYTES, Flags, Fragment, Header, Kind, Packet, TrainHead,
+    TrainHeader,
+};
 
 /// Consecutive packets of one sender with pieces of one message, neither the first nor the last of
 /// which is among them. Their trailers have been verified.
@@ -23,35 +26,32 @@ pub(crate) struct Pieces {
     piece: Fragment,
     /// Position of the edge.
     edge: u32,
-    /// Head of the last packet so far.
-    head: TrainHead,
+    /// Flags of the last packet so far.
+    flags: Flags,
+    /// Head of the packet that follows it; `None` if none can.
+    next: Option<TrainHead>,
     count: u32,
     /// Number of packets that may belong to it.
     most: u32,
 }
 
 impl Pieces {
-    /// True if this packet is the next one of the train.
+    /// Flags of the packet, if it is the next one of the train.
     #[inline]
-    pub(crate) fn expects(&self, packet: &[u8]) -> bool {
-        self.follower(packet).is_some()
+    pub(crate) fn expects(&self, packet: &[u8]) -> Option<Flags> {
+        let (next, head) = (self.next?, TrainHead::of(packet)?);
+        let flags = next.leads_to(&head)?;
+        (head.packet_bytes() == packet.len() && self.count < self.most).then_some(flags)
     }
 
-    /// Adds the packet, if it is the next one of the train.
+    /// Adds the [expected](Self::expects) packet, which has these flags.
     #[inline]
-    pub(crate) fn add(&mut self, packet: &[u8]) {
-        if let Some(head) = self.follower(packet) {
-            self.head = head;
+    pub(crate) fn add(&mut self, flags: Flags) {
+        if let Some(next) = self.next {
+            self.flags = flags;
+            self.next = next.with_flags(flags).next(self.piece_bytes());
             self.count += 1;
         }
-    }
-
-    #[inline]
-    fn follower(&self, packet: &[u8]) -> Option<TrainHead> {
-        let (next, head) = (self.head.next(self.piece_bytes())?, TrainHead::of(packet)?);
-        let is_next =
-            next.leads_to(&head) && head.packet_bytes() == packet.len() && self.count < self.most;
-        is_next.then_some(head)
     }
 
     /// Number of packets.
@@ -90,12 +90,13 @@ impl Session {
         }
         let (edge, most) = self.channel.expects_pieces(&piece, shared)?;
         let head = TrainHead::of(packet.covered())?;
-        let count = 1;
+        let next = head.next(piece.payload.len() as u64);
         Some(Pieces {
             piece,
             edge,
-            head,
-            count,
+            flags: header.flags,
+            next,
+            count: 1,
             most,
         })
     }
@@ -110,7 +111,7 @@ impl Session {
         shared: &mut Shared,
     ) {
         let header = Header {
-            flags: train.head.flags(),
+            flags: train.flags,
             ..packet.header()
         };
         let count = train.count;
@@ -139,82 +140,136 @@ impl Session {
         let _accepted = self.conclude(&header, arrivals, now, shared);
     }
 
-    /// The next packet, if it is a new unit and its header differs from that of `like`, the last packet
-    /// of this session, only as in a train. Otherwise returns `None` and changes nothing;
+    /// The packets that leave now, if they are new units and their headers differ from that of
+    /// `like`, the last packet of this session, only as in a train. Returns the first and the number
+    /// of them, and fills in their frames. Otherwise returns `None` and changes nothing;
     /// [`poll_transmit`](Self::poll_transmit) handles the other cases with the same effect.
-    #[inline]
-    pub(crate) fn transmit_like(
+    pub(crate) fn transmit_train(
         &mut self,
         like: &Transmit,
         now: Instant,
         frames: &mut impl Frames,
+        slots: &mut [Slot],
         shared: &mut Shared,
-    ) -> Option<Transmit> {
-        let Frame::Unit(former) = like.frame else {
+    ) -> Option<(Transmit, usize)> {
+        let Frame::Unit(former_slot) = like.frame else {
             return None;
         };
-        let allowed = self.allowed();
-        let (slot, end) = self
-            .window
-            .peek_new(allowed)
-            .map(|slot| (slot, frames.filled(slot).1))?;
+        let former = Header::parse(frames.filled(former_slot).0).ok()?;
+        let has_room = like.length + CREDIT_BYTES + self.keys.seals.out.bytes()
+            <= (frames.filled(former_slot).0.len()).min(self.packet_bytes());
+        if self.must_choose(has_room)
+            || !self.is_repeated_by_next(&former)
+            || !self.fits(like.length)
+        {
+            return None;
+        }
+        let (first, bulk) = self.window.peek_new(self.allowed())?;
+        if frames.filled(first).1 != like.length {
+            return None;
+        }
+        let index = self.pick_lane(bulk, None);
+        let has_one_lane = self.has_one_lane(bulk);
+        let mut is_turn_over = self.is_turn_over();
+        let (lane_id, lane_bulk) = (self.lanes[index].id, self.lanes[index].bulk);
+        let out = &self.lanes[index].out;
+        let number = out.next();
+        let mut header = TrainHeader::new(&Header {
+            number: low(number),
+            unit: low(self.window.top()),
+            settled: out.settled(number),
+            lane: lane_id,
+            ..former
+        });
+        let mut count = 0;
+        let mut slot = first;
+        loop {
+            self.window.take_new(bulk);
+            let flags = self.train_flags(lane_bulk);
+            let asked = flags.has(Flags::LAST) || flags.has(Flags::ACK_WANTED);
+            let piece = Piece::whole(self.window.top());
+            let number = self.lanes[index]
+                .out
+                .record(piece, former.length, now, asked);
+            header.set_flags(flags);
+            header.emit(frames.filled(slot).0);
+            header.advance();
+            let flight = Flight {
+                lane: lane_id,
+                number,
+            };
+            (self.window).sent_new((slot, bulk), flight, former.length, now);
+            self.pace.sent();
+            self.probe_after_unit(now, shared);
+            slots[count] = slot;
+            count += 1;
+            match self.window.peek_new(self.allowed()) {
+                Some((next, class)) if count < slots.len() && class == bulk => slot = next,
+                _ => break,
+            }
+            let is_alike = frames.filled(slot).1 == like.length;
+            let changes_lane = !has_one_lane && is_turn_over;
+            if !is_alike
+                || changes_lane
+                || self.paths.has_transmit()
+                || !self.lanes[index].out.is_open()
+            {
+                break;
+            }
+            if bulk {
+                is_turn_over = self.is_turn_over();
+                self.end_bulk_turn(index);
+            }
+        }
+        shared.stats.units_sent += count as u64;
+        Some((self.leaving(index, Frame::Unit(first), like.length), count))
+    }
+
+    /// Flags of the packet with the frame that was just taken from the queue.
+    #[inline]
+    fn train_flags(&self, bulk: bool) -> Flags {
+        let mut flags = Flags::UNIT;
+        flags.set(Flags::ACK);
+        if bulk {
+            flags.set(Flags::BULK);
+        }
+        let flying = self.window.flying() + 1;
+        if self.window.is_drained() || flying >= self.allowed() {
+            flags.set(Flags::LAST);
+        }
+        if flying * 2 >= self.pace.allowed() {
+            flags.set(Flags::ACK_WANTED);
+        }
+        flags
+    }
+
+    /// True if the next packet must be chosen, or must carry more than its unit. A grant waits for a
+    /// packet that has room for it, and an acknowledgement that is not due waits with it.
+    fn must_choose(&self, has_room: bool) -> bool {
+        let is_waiting = self.channel.has_grant() && !has_room;
         let is_told =
             |lane: &Lane| !lane.incoming.dirty && lane.incoming.is_whole() && lane.out.is_open();
-        let others_wait = self.acks != Acks::NONE
+        let has_news = self.channel.has_grant() || self.acks != Acks::NONE;
+        self.acks.is_due()
+            || has_news && !is_waiting
             || self.requests.is_ack_due()
             || self.channel.credit_requests_due
             || self.channel.has_notice()
-            || self.channel.has_grant()
             || self.paths.has_transmit()
             || self.sizing.has_transmit()
             || self.retransmission.is_stopped()
             || self.pace.restricted_to().is_some()
-            || !self.lanes.iter().all(is_told);
-        let header = Header::parse(frames.filled(former).0).ok()?;
-        let is_like = header.kind == Kind::Data
+            || !self.lanes.iter().all(is_told)
+    }
+
+    /// True if the header of the next packet acknowledges the same as this one.
+    fn is_repeated_by_next(&self, header: &Header) -> bool {
+        header.kind == Kind::Data
             && header.ack_lane == self.lanes[0].id
             && header.part.is_whole()
             && !header.flags.has(Flags::REPEAT)
             && header.unit_next == low(self.units.next())
             && header.lane_next == low(self.lanes[0].incoming.next())
-            && header.lane_end == header.lane_next;
-        if others_wait || !is_like || end != like.length || !self.fits(end) {
-            return None;
-        }
-        let next = self.window.next(allowed)?;
-        debug_assert_eq!(next.slot, slot);
-        let index = self.pick_lane(next.bulk, None);
-        let flying = self.window.flying() + 1;
-        let mut header = Header {
-            flags: Flags::UNIT,
-            ..header
-        };
-        header.flags.set(Flags::ACK);
-        if self.window.is_drained() || flying >= self.allowed() {
-            header.flags.set(Flags::LAST);
-        }
-        if flying * 2 >= self.pace.allowed() {
-            header.flags.set(Flags::ACK_WANTED);
-        }
-        let asked = header.flags.has(Flags::LAST) || header.flags.has(Flags::ACK_WANTED);
-        let lane = &mut self.lanes[index];
-        if lane.bulk {
-            header.flags.set(Flags::BULK);
-        }
-        let number = lane.out.record(next.piece, header.length, now, asked);
-        let flight = Flight {
-            lane: lane.id,
-            number,
-        };
-        header.number = low(number);
-        header.unit = low(next.piece.unit);
-        header.settled = lane.out.settled(number);
-        header.lane = lane.id;
-        header.emit(frames.filled(slot).0);
-        self.window.sent(next.piece, flight, header.length, now);
-        self.pace.sent();
-        shared.stats.units_sent += 1;
-        self.probe_after_unit(now, shared);
-        Some(self.leaving(index, Frame::Unit(slot), end))
+            && header.lane_end == header.lane_next
     }
 }

@@ -44,7 +44,7 @@ pub use record::{
 };
 pub use run::{Fragment, MessageRun, Payloads};
 pub use train::TRAIN_HEAD_BYTES;
-pub(crate) use train::TrainHead;
+pub(crate) use train::{TrainHead, TrainHeader};
 
 /// Bytes of the CRC32C trailer.
 pub const CRC_BYTES: usize = 4;

@@ -4,7 +4,7 @@
 //! number, unit number, `settled` and the offset in the message. So a receiver can compare them with
 //! what it expects instead of parsing them.
 
-use super::header::{Flags, HEADER_BYTES};
+use super::header::{Flags, HEADER_BYTES, Header};
 use super::record::FRAGMENT_BYTES;
 
 /// Bytes before the payload of a piece.
@@ -12,6 +12,56 @@ pub const TRAIN_HEAD_BYTES: usize = HEADER_BYTES + FRAGMENT_BYTES;
 const WORDS: usize = TRAIN_HEAD_BYTES / 8;
 /// Flags that a later packet may have in addition: they concern everything up to it.
 const LATER_FLAGS: u64 = ((Flags::ACK_WANTED.0 | Flags::LAST.0) as u64) << 8;
+
+const FLAGS: u64 = 0xFF << 8;
+
+/// The header of the packets of a train that is being sent, as little-endian words.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TrainHeader([u64; HEADER_BYTES / 8]);
+
+impl TrainHeader {
+    pub(crate) fn new(header: &Header) -> TrainHeader {
+        let mut bytes = [0; HEADER_BYTES];
+        header.emit(&mut bytes);
+        let (words, _) = bytes.as_chunks::<8>();
+        let mut header = TrainHeader([0; HEADER_BYTES / 8]);
+        for (word, bytes) in header.0.iter_mut().zip(words) {
+            *word = u64::from_le_bytes(*bytes);
+        }
+        header
+    }
+
+    #[inline]
+    pub(crate) fn set_flags(&mut self, flags: Flags) {
+        self.0[0] = self.0[0] & !FLAGS | u64::from(flags.0) << 8;
+    }
+
+    /// Continues with the header of the next packet.
+    #[inline]
+    pub(crate) fn advance(&mut self) {
+        let [_, numbers, _, last] = &mut self.0;
+        *numbers = count_up(*numbers);
+        // `settled` is in the highest 16 bits and stays at its maximum.
+        *last = last.checked_add(1 << 48).unwrap_or(*last);
+    }
+
+    /// Writes the header into the first 32 bytes.
+    #[inline]
+    pub(crate) fn emit(&self, bytes: &mut [u8]) {
+        let (places, _) = bytes[..HEADER_BYTES].as_chunks_mut::<8>();
+        for (place, word) in places.iter_mut().zip(&self.0) {
+            *place = word.to_le_bytes();
+        }
+    }
+}
+
+/// The next packet number and unit number, which share a word.
+#[allow(clippy::cast_possible_truncation, reason = "each half is a number")]
+#[inline]
+fn count_up(numbers: u64) -> u64 {
+    let (number, unit) = (numbers as u32, (numbers >> 32) as u32);
+    u64::from(number.wrapping_add(1)) | u64::from(unit.wrapping_add(1)) << 32
+}
 
 /// The head of a packet with a piece, as little-endian words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,23 +81,33 @@ impl TrainHead {
     }
 
     /// The head of the next packet, whose piece begins `bytes` later.
-    #[allow(clippy::cast_possible_truncation, reason = "each half is a number")]
     #[inline]
     pub(crate) fn next(mut self, bytes: u64) -> Option<TrainHead> {
         let [_, numbers, _, settled, _, _, offset, _] = &mut self.0;
-        let (number, unit) = (*numbers as u32, (*numbers >> 32) as u32);
-        *numbers = u64::from(number.wrapping_add(1)) | u64::from(unit.wrapping_add(1)) << 32;
+        *numbers = count_up(*numbers);
         // `settled` is in the highest 16 bits. At its maximum, the lowest number is not known.
         *settled = settled.checked_add(1 << 48)?;
         *offset = offset.checked_add(bytes)?;
         Some(self)
     }
 
-    /// True if `other` is this head, except for flags that may be set in a later packet.
+    /// Flags of `other`, if it is this head, except for flags that may be set in a later packet.
     #[inline]
-    pub(crate) fn leads_to(&self, other: &TrainHead) -> bool {
-        let (added, rest) = (other.0[0] & !self.0[0], self.0[0] & !other.0[0]);
-        added & !LATER_FLAGS == 0 && rest == 0 && self.0[1..] == other.0[1..]
+    pub(crate) fn leads_to(&self, other: &TrainHead) -> Option<Flags> {
+        let (added, missing) = (other.0[0] & !self.0[0], self.0[0] & !other.0[0]);
+        // Without branches, so that the processor compares all words at once.
+        let others = self.0[1..].iter().zip(&other.0[1..]);
+        let differences = others.fold(missing | added & !LATER_FLAGS, |found, (one, other)| {
+            found | (one ^ other)
+        });
+        (differences == 0).then(|| other.flags())
+    }
+
+    /// The same head with these flags.
+    #[inline]
+    pub(crate) fn with_flags(mut self, flags: Flags) -> TrainHead {
+        self.0[0] = self.0[0] & !FLAGS | u64::from(flags.0) << 8;
+        self
     }
 
     /// Length of the packet according to its header.

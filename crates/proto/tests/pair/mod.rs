@@ -1,6 +1,7 @@
 //! Machines on a virtual wire: a clock, a lossy in-memory network, and an application that checks
 //! what it receives. Shared by several tests.
 
+mod connect;
 mod random;
 mod trailer;
 
@@ -13,21 +14,13 @@ use dipole_proto::{
     MessageStart, PathChange, PeerId, Seal, Slot, Transmit,
 };
 
+#[allow(unused_imports, reason = "not every test needs both")]
+pub use connect::{connect, connected};
 pub use random::Random;
 #[allow(unused_imports, reason = "not every test sends such messages")]
 pub use random::payload;
 pub use trailer::{close, is_intact, payload_of};
 use trailer::{proof, sum};
-
-/// Two hosts with a session, and an edge from endpoint 1 of the first to 7 of the second.
-pub fn connected(seed: u64, config: &Config) -> (Wire, EdgeId) {
-    let mut wire = Wire::new(seed, 2, config);
-    wire.hosts[1].machine.open_endpoint(7);
-    let peer = wire.connect(0, 1);
-    assert!(wire.run(1_000_000_000, |wire| wire.hosts[0].machine.is_open(peer)));
-    let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
-    (wire, edge)
-}
 
 #[derive(Clone)]
 pub struct Pool {
@@ -375,16 +368,19 @@ impl Wire {
         let host = &mut self.hosts[index];
         host.machine.on_timers(now);
         host.events(&[]);
-        let mut like = None;
+        let (mut like, mut train) = (None, VecDeque::new());
         loop {
-            let next =
-                like.and_then(|like| (host.machine).transmit_like(now, &like, &mut host.pool));
-            let next = next.or_else(|| host.machine.poll_transmit(now, &mut host.pool));
+            if train.is_empty() {
+                train = host.next_train(now, like);
+            }
+            let next = train.pop_front();
             let Some(transmit) = next else {
                 break;
             };
             like = Some(transmit);
-            if let Some(watch) = self.watch_sent {
+            if let Some(watch) = self.watch_sent
+                && train.is_empty()
+            {
                 watch(host, now, &transmit);
             }
             let bytes = match transmit.frame {
@@ -457,6 +453,22 @@ impl Host {
         u64::from_le_bytes(bytes.expect("eight"))
     }
 
+    /// The next packets to send, those of a train together.
+    fn next_train(&mut self, now: Instant, like: Option<Transmit>) -> VecDeque<Transmit> {
+        let mut slots = [0; 64];
+        let train = like
+            .and_then(|like| (self.machine).transmit_train(now, &like, &mut self.pool, &mut slots));
+        let Some((first, count)) = train else {
+            return self
+                .machine
+                .poll_transmit(now, &mut self.pool)
+                .into_iter()
+                .collect();
+        };
+        let frames = slots[..count].iter().map(|slot| Frame::Unit(*slot));
+        frames.map(|frame| Transmit { frame, ..first }).collect()
+    }
+
     /// Receives packets, those of a train together.
     pub fn take_all(&mut self, now: Instant, from: Address, packets: &[Vec<u8>]) {
         let mut left = packets.iter().peekable();
@@ -469,9 +481,12 @@ impl Host {
                 continue;
             };
             let mut payloads = payload_of(bytes).to_vec();
-            while let Some(next) = left.next_if(|next| train.expects(next) && is_intact(next)) {
-                train.add(next);
+            while let Some(next) = left.peek().filter(|next| is_intact(next))
+                && let Some(flags) = train.expects(next)
+            {
+                train.add(flags);
                 payloads.extend(payload_of(next));
+                left.next();
             }
             self.machine.on_train(now, from, train);
             self.events(&payloads);

@@ -313,7 +313,7 @@ pub(crate) fn numbers(link: &mut Bpf, count: usize) -> Vec<u64> {
     while found.len() < count {
         let came = link.poll(now_ns(), Class::Small).expect("a link");
         for index in 0..came {
-            let bytes = link.frame(index).bytes.try_into().expect("eight bytes");
+            let bytes = link.message(index).bytes.try_into().expect("eight bytes");
             found.push(u64::from_le_bytes(bytes));
         }
         assert!(begun.elapsed() < PATIENCE, "only {found:?}");

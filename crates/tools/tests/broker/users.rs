@@ -41,13 +41,7 @@ fn with_permission_packets_arrive_by_a_granted_ring_and_without_the_broker_state
         let user = &scene.status()["interfaces"][0]["users"][0];
         assert_eq!((&user["uid"], &user["rings"]), (&uid.into(), &1.into()));
         // Outgoing packets use the socket.
-        let frame = Outgoing {
-            class: Class::Small,
-            to,
-            head: b"answer",
-            any_port: false,
-            payload: &[],
-        };
+        let frame = Outgoing::frame(Class::Small, to, b"answer");
         assert_eq!(link.send(0, &[frame]).expect("a link"), 1);
         let mut answer = [0; 16];
         let (length, from) = peer.recv_from(&mut answer).expect("an answer");
@@ -91,7 +85,7 @@ fn route(scene: &Scene, own: SocketAddr, to: SocketAddr) -> Route {
 fn sent(socket: &impl AsFd, route: &Route, from: SocketAddr, to: SocketAddr, payload: &[u8]) {
     let socket = socket.as_fd().try_clone_to_owned().expect("a descriptor");
     let mut sender = RawSender::from_socket(socket);
-    match sender.send(route, from, to, [payload, &[]]) {
+    match sender.send(route, from, to, payload) {
         // A frame that the guard drops looks to the sender like a full interface.
         Ok(Sent::Taken | Sent::Full) => {}
         other => panic!("{other:?}"),
