@@ -21,7 +21,7 @@ pub(crate) struct Arrivals<'a> {
     count: usize,
     /// Sender of the current message.
     from: Address,
-    /// What is left of the current frame.
+    /// The rest of the current frame.
     frame: &'a [u8],
     /// The frames of the message after that one.
     frames: &'a [u8],
