@@ -142,7 +142,7 @@ static void put_by_y(struct complex *by_y, const struct complex *from)
     for (int y = 0; y < ny; y++) {
         int owner = block_owner(ny, y), begin = block_begin(ny, owner);
         int offset = ((y - begin) * nz + z0) * nx;
-        bsp_hpput(owner, from + y * size, by_y, offset * (int)sizeof *from,
+        deliver(owner, from + y * size, by_y, offset * (int)sizeof *from,
                   size * (int)sizeof *from);
     }
 }
@@ -153,7 +153,7 @@ static void put_by_z(struct complex *by_z, const struct complex *from)
     for (int z = 0; z < nz; z++) {
         int owner = block_owner(nz, z), begin = block_begin(nz, owner);
         int offset = ((z - begin) * ny + y0) * nx;
-        bsp_hpput(owner, from + z * size, by_z, offset * (int)sizeof *from,
+        deliver(owner, from + z * size, by_z, offset * (int)sizeof *from,
                   size * (int)sizeof *from);
     }
 }

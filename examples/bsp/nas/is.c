@@ -102,7 +102,7 @@ static void put_keys(int shift)
         if (total > room)
             bsp_abort("%d keys for process %d, but it has room for %d; use fewer processes\n",
                       total, pid, room);
-        bsp_hpput(pid, by_bucket + sent, received, offset * (int)sizeof *received,
+        deliver(pid, by_bucket + sent, received, offset * (int)sizeof *received,
                   count * (int)sizeof *received);
         if (pid == me) {
             first_bucket = first;

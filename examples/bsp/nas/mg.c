@@ -98,7 +98,7 @@ static void put_plane(const struct grid *grid, double *array, int z, int pid, in
     if (z < grid->begin || z >= grid->end)
         return;
     int bytes = (int)(plane_size(grid) * sizeof *array);
-    bsp_hpput(pid, row(grid, array, z - grid->begin, -1) - 1, array,
+    deliver(pid, row(grid, array, z - grid->begin, -1) - 1, array,
               (to - grid->begins[pid] + 1) * bytes, bytes);
 }
 

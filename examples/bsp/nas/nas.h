@@ -59,6 +59,18 @@ static inline int block_owner(int n, int i)
 }
 
 /*
+ * Puts without a copy in between, or copies at once if the destination is this process. The
+ * destination must not be in use from now on until the superstep ends.
+ */
+static inline void deliver(int pid, const void *from, void *to, int offset, int bytes)
+{
+    if (pid == bsp_pid())
+        memcpy((char *)to + offset, from, bytes);
+    else
+        bsp_hpput(pid, from, to, offset, bytes);
+}
+
+/*
  * Random numbers of section 2.3: x' = a x mod 2^46, and the number is x' / 2^46. The 64-bit product
  * wraps, but its lower 46 bits are right.
  */

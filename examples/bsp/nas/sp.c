@@ -8,7 +8,7 @@
  */
 #include "transpose.h"
 
-enum { MAX_POINTS = 64 };
+enum { MAX_POINTS = 64, LANES = 8 };
 
 static const struct flow_problem PROBLEMS[] = {
     {12, 100, 0.015,
@@ -91,91 +91,126 @@ static void from_waves_of_z(double *r, const double *u, const struct derived *it
            sound * sound * squeeze / C2;
 }
 
-/* Speed of the flow, speed of sound and diffusion at the inner points of a line. */
-struct line {
-    double flow[MAX_POINTS], sound[MAX_POINTS], diffusion[MAX_POINTS];
+/*
+ * Lines that are solved together, so that the compiler can use vector instructions: the speeds of
+ * the flow and of sound, the diffusion and the amplitudes at their inner points.
+ */
+struct lines {
+    double flow[MAX_POINTS][LANES], sound[MAX_POINTS][LANES], diffusion[MAX_POINTS][LANES];
+    double amplitudes[MAX_POINTS][PARTS][LANES];
 };
 
-/*
- * Solves the systems of `count` amplitudes that move with flow + sign * sound, in place. Point i
- * has its amplitudes in r at i times `step` points. The change at the ends of the line is 0.
- */
-static void solve_waves(const struct line *line, double sign, double *r, int count, int step)
+/* The factors of a row of the matrix after elimination: of the next point, and of the one after. */
+struct factors {
+    double next[LANES], second[LANES];
+};
+
+/* One row of the matrix of the waves that move with flow + sign * sound, eliminated. */
+static void eliminate(struct lines *lines, struct factors *factors, int i, double sign, int first,
+                      int last)
 {
-    double next[MAX_POINTS], second[MAX_POINTS];
     double advection = dt * first_difference, diffusion = dt * second_difference;
-    double damping = dt * DISSIPATION;
-    int points = n - 2, stride = PARTS * step;
-    for (int i = 0; i < points; i++) {
-        double here = 1 + 2 * diffusion * line->diffusion[i] +
-                      damping * (6 - (i == 0) - (i == points - 1));
-        double after = 0, after_next = i + 2 < points ? damping : 0;
-        double *now = r + stride * i;
-        if (i + 1 < points)
-            after = advection * (line->flow[i + 1] + sign * line->sound[i + 1]) -
-                    diffusion * line->diffusion[i + 1] - 4 * damping;
-        if (i > 0) {
-            double before = -advection * (line->flow[i - 1] + sign * line->sound[i - 1]) -
-                            diffusion * line->diffusion[i - 1] - 4 * damping;
-            if (i > 1) {
-                before -= damping * next[i - 2];
-                here -= damping * second[i - 2];
-                for (int m = 0; m < count; m++)
-                    now[m] -= damping * now[m - 2 * stride];
-            }
-            here -= before * next[i - 1];
-            after -= before * second[i - 1];
-            for (int m = 0; m < count; m++)
-                now[m] -= before * now[m - stride];
-        }
+    double damping = dt * DISSIPATION, points = n - 2;
+    double at_0 = 1 + damping * (6 - (i == 0) - (i == points - 1)), at2 = i < points - 2 ? damping : 0;
+    /* Points at the border and beyond have no part in the system. */
+    double at_1 = i > 0, at1 = i < points - 1, at_2 = i > 1 ? damping : 0;
+    int low = i > 0 ? i - 1 : 0, lower = i > 1 ? i - 2 : 0, high = i < points - 1 ? i + 1 : i;
+    for (int l = 0; l < LANES; l++) {
+        double before = -at_1 * (advection * (lines->flow[low][l] + sign * lines->sound[low][l]) +
+                                 diffusion * lines->diffusion[low][l] + 4 * damping);
+        double after = at1 * (advection * (lines->flow[high][l] + sign * lines->sound[high][l]) -
+                              diffusion * lines->diffusion[high][l] - 4 * damping);
+        double here = at_0 + 2 * diffusion * lines->diffusion[i][l];
+        before -= at_2 * factors[lower].next[l];
+        here -= at_2 * factors[lower].second[l] + before * factors[low].next[l];
+        after -= before * factors[low].second[l];
         double pivot = 1 / here;
-        next[i] = pivot * after;
-        second[i] = pivot * after_next;
-        for (int m = 0; m < count; m++)
-            now[m] *= pivot;
+        factors[i].next[l] = pivot * after;
+        factors[i].second[l] = pivot * at2;
+        for (int m = first; m < last; m++)
+            lines->amplitudes[i][m][l] =
+                pivot * (lines->amplitudes[i][m][l] - at_2 * lines->amplitudes[lower][m][l] -
+                         before * lines->amplitudes[low][m][l]);
     }
-    for (int i = points - 2; i >= 0; i--)
-        for (int m = 0; m < count; m++) {
-            double *now = r + stride * i + m;
-            *now -= next[i] * now[stride] + (i + 2 < points ? second[i] * now[2 * stride] : 0);
-        }
 }
 
-static void solve_line(const double *u, double *r, int step, int d)
+/* Solves for the amplitudes [first, last), in place. The change at the ends of the lines is 0. */
+static void solve_waves(struct lines *lines, double sign, int first, int last)
 {
-    struct line line;
-    for (int i = 0; i < n - 2; i++) {
-        struct derived it = derive(u + PARTS * step * i);
-        line.flow[i] = it.velocity[d];
-        line.sound[i] = speed_of_sound(&it);
-        /* The largest coefficient of all equations is that of the energy. */
-        line.diffusion[i] = DIFFUSION[d] + C1C5 * C3C4 * it.inverse_density;
+    static struct factors factors[MAX_POINTS];
+    memset(factors, 0, sizeof factors[0]);
+    for (int i = 0; i < n - 2; i++)
+        eliminate(lines, factors, i, sign, first, last);
+    for (int i = n - 4; i >= 0; i--) {
+        int next = i + 1, second = i < n - 4 ? i + 2 : i + 1;
+        for (int m = first; m < last; m++)
+            for (int l = 0; l < LANES; l++)
+                lines->amplitudes[i][m][l] -=
+                    factors[i].next[l] * lines->amplitudes[next][m][l] +
+                    factors[i].second[l] * lines->amplitudes[second][m][l];
     }
-    solve_waves(&line, 0, r, 3, step);
-    solve_waves(&line, 1, r + 3, 1, step);
-    solve_waves(&line, -1, r + 4, 1, step);
+}
+
+/*
+ * Solves the systems of direction d along parallel lines, in place. Points of a line are `step`
+ * apart, and the `count` lines are `across` apart.
+ */
+static void solve_lines(const double *u, double *r, int step, int across, int count, int d)
+{
+    static struct lines lines;
+    for (int first = 0; first < count; first += LANES) {
+        for (int i = 0; i < n - 2; i++)
+            for (int l = 0; l < LANES; l++) {
+                int line = first + l < count ? first + l : first;
+                int place = PARTS * (i * step + line * across);
+                struct derived it = derive(u + place);
+                lines.flow[i][l] = it.velocity[d];
+                lines.sound[i][l] = speed_of_sound(&it);
+                /* The largest coefficient of all equations is that of the energy. */
+                lines.diffusion[i][l] = DIFFUSION[d] + C1C5 * C3C4 * it.inverse_density;
+                for (int m = 0; m < PARTS; m++)
+                    lines.amplitudes[i][m][l] = r[place + m];
+            }
+        solve_waves(&lines, 0, 0, 3);
+        solve_waves(&lines, 1, 3, 4);
+        solve_waves(&lines, -1, 4, 5);
+        for (int i = 0; i < n - 2; i++)
+            for (int l = 0; l < LANES && first + l < count; l++)
+                for (int m = 0; m < PARTS; m++)
+                    r[PARTS * (i * step + (first + l) * across) + m] = lines.amplitudes[i][m][l];
+    }
 }
 
 /* The first two directions, in a plane of z. */
 static void solve_plane(int z)
 {
-    for (int y = 1; y < n - 1; y++) {
-        int row = at(0, y, z);
-        for (int i = row + 1; i < row + n - 1; i++) {
+    int first = at(1, 1, z);
+    for (int y = 0; y < n - 2; y++)
+        for (int i = first + y * n; i < first + y * n + n - 2; i++) {
             for (int m = 0; m < PARTS; m++)
                 right[PARTS * i + m] *= dt;
             to_waves_of_x(right + PARTS * i, derived + i);
         }
-        solve_line(u + PARTS * (row + 1), right + PARTS * (row + 1), 1, 0);
-        for (int i = row + 1; i < row + n - 1; i++)
+    solve_lines(u + PARTS * first, right + PARTS * first, 1, n, n - 2, 0);
+    for (int y = 0; y < n - 2; y++)
+        for (int i = first + y * n; i < first + y * n + n - 2; i++)
             from_x_to_y(right + PARTS * i);
-    }
-    for (int x = 1; x < n - 1; x++) {
-        int first = at(x, 1, z);
-        solve_line(u + PARTS * first, right + PARTS * first, n, 1);
-        for (int y = 0; y < n - 2; y++)
-            from_y_to_z(right + PARTS * (first + y * n));
-    }
+    solve_lines(u + PARTS * first, right + PARTS * first, n, 1, n - 2, 1);
+    for (int y = 0; y < n - 2; y++)
+        for (int i = first + y * n; i < first + y * n + n - 2; i++)
+            from_y_to_z(right + PARTS * i);
+}
+
+/* The third direction, in the order in which its lines are whole. */
+static void solve_turned_row(int y)
+{
+    int first = turned_at(1, y, 1), plane = (row_end - row_begin) * n;
+    solve_lines(turned_u + PARTS * first, turned_right + PARTS * first, plane, 1, n - 2, 2);
+    for (int z = 0; z < n - 2; z++)
+        for (int i = first + z * plane; i < first + z * plane + n - 2; i++) {
+            struct derived it = derive(turned_u + PARTS * i);
+            from_waves_of_z(turned_right + PARTS * i, turned_u + PARTS * i, &it);
+        }
 }
 
 static void step(void)
@@ -185,16 +220,8 @@ static void step(void)
         solve_plane(z);
     put_turned(turned_right, right);
     SYNC();
-    int plane = (row_end - row_begin) * n;
     for (int y = row_begin; y < row_end; y++)
-        for (int x = 1; x < n - 1; x++) {
-            int first = turned_at(x, y, 1);
-            solve_line(turned_u + PARTS * first, turned_right + PARTS * first, plane, 2);
-            for (int i = first; i < first + (n - 2) * plane; i += plane) {
-                struct derived it = derive(turned_u + PARTS * i);
-                from_waves_of_z(turned_right + PARTS * i, turned_u + PARTS * i, &it);
-            }
-        }
+        solve_turned_row(y);
     put_back(right, turned_right);
     SYNC();
     add_change(right, 1);

@@ -36,7 +36,7 @@ static inline void put_turned(double *turned, const double *planes)
         int first = begin_of(pid), rows = begin_of(pid + 1) - first;
         int bytes = doubles(rows) * (int)sizeof *turned;
         for (int z = begin; z < end; z++)
-            bsp_hpput(pid, planes + PARTS * at(0, first, z), turned, (z - 1) * bytes, bytes);
+            deliver(pid, planes + PARTS * at(0, first, z), turned, (z - 1) * bytes, bytes);
     }
 }
 
@@ -46,7 +46,7 @@ static inline void put_back(double *planes, const double *turned)
     for (int pid = 0; pid < bsp_nprocs(); pid++)
         for (int z = begin_of(pid); z < begin_of(pid + 1); z++) {
             int there = ((z - begin_of(pid) + 2) * n + row_begin) * n;
-            bsp_hpput(pid, turned + PARTS * turned_at(0, row_begin, z), planes,
+            deliver(pid, turned + PARTS * turned_at(0, row_begin, z), planes,
                       PARTS * there * (int)sizeof *planes,
                       doubles(row_end - row_begin) * (int)sizeof *planes);
         }
