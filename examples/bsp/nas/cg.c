@@ -24,12 +24,8 @@ static const struct problem PROBLEMS[] = {
 static const struct problem *problem;
 
 /* The rows [begin, end) of the matrix; row r has the entries [starts[r - begin], starts[r + 1 - begin]). */
-struct entry {
-    int column;
-    double value;
-};
-static int begin, end, *starts;
-static struct entry *entries;
+static int begin, end, *starts, *columns;
+static double *entries;
 
 /* A sparse random vector; the matrix is a weighted sum of the outer products of n of them. */
 struct vector {
@@ -66,9 +62,9 @@ static void make_vector(struct vector *vector, uint64_t *seed, int own)
     vector->count += k == vector->count;
 }
 
-static int by_column(const void *left, const void *right)
+static int ascending(const void *left, const void *right)
 {
-    return ((const struct entry *)left)->column - ((const struct entry *)right)->column;
+    return *(const int *)left - *(const int *)right;
 }
 
 /* Appends row r: the sum of weight[i] vectors[i][r] vectors[i] over the `count` vectors in `those`. */
@@ -88,18 +84,17 @@ static void make_row(int r, const struct vector *vectors, const int *those, int 
             int column = vector->at[i];
             if (!is_used[column]) {
                 is_used[column] = 1;
-                entries[last++].column = column;
+                columns[last++] = column;
             }
             sums[column] += factor * vector->values[i];
         }
     }
     sums[r] += condition - problem->shift;
+    qsort(columns + first, last - first, sizeof *columns, ascending);
     for (int k = first; k < last; k++) {
-        int column = entries[k].column;
-        entries[k].value = sums[column];
-        sums[column] = is_used[column] = 0;
+        entries[k] = sums[columns[k]];
+        sums[columns[k]] = is_used[columns[k]] = 0;
     }
-    qsort(entries + first, last - first, sizeof *entries, by_column);
     starts[r - begin + 1] = last;
 }
 
@@ -133,6 +128,7 @@ static void make_matrix(void)
             }
 
     starts = allocate(end - begin + 1, sizeof *starts);
+    columns = allocate(bound, sizeof *columns);
     entries = allocate(bound, sizeof *entries);
     for (int r = begin; r < end; r++)
         make_row(r, vectors, those + firsts[r - begin], firsts[r - begin + 1] - firsts[r - begin]);
@@ -148,7 +144,7 @@ static void multiply(double *result, const double *x)
     for (int r = begin; r < end; r++) {
         double sum = 0;
         for (int k = starts[r - begin]; k < starts[r - begin + 1]; k++)
-            sum += entries[k].value * x[entries[k].column];
+            sum += entries[k] * x[columns[k]];
         result[r] = sum;
     }
 }
