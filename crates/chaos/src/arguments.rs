@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::amount::{self, Delay, Probability, Repeated};
 use crate::error::ChaosError;
-use crate::program;
+use crate::launcher;
 
 /// Ranks that a plan can have.
 const MOST_RANKS: u32 = 4096;
@@ -124,13 +124,15 @@ pub(crate) struct Request {
 impl ChaosArgs {
     /// True if the command starts its own ranks.
     pub(crate) fn is_once(&self) -> bool {
-        self.once || program::is_launcher(&self.command)
+        self.once || launcher::is_launcher(&self.command)
     }
 
     pub(crate) fn shape(&self) -> Result<Shape, ChaosError> {
         let given = self.ranks.or_else(|| {
-            let is_launcher = program::is_launcher(&self.command);
-            is_launcher.then(|| program::ranks(&self.command)).flatten()
+            let is_launcher = launcher::is_launcher(&self.command);
+            is_launcher
+                .then(|| launcher::ranks(&self.command))
+                .flatten()
         });
         let ranks = given.unwrap_or(self.nodes);
         if self.on_loss.is_some() && self.is_once() {

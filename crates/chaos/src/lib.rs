@@ -17,6 +17,7 @@ mod arguments;
 mod cluster;
 mod enclosure;
 mod error;
+mod launcher;
 mod observer;
 mod plan;
 mod program;
