@@ -1,6 +1,5 @@
 //! The user's program: how it is started on the cluster.
 
-use std::ffi::OsString;
 use std::fmt::Write;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
