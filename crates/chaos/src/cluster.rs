@@ -26,7 +26,7 @@ use crate::target::{self, Ranks};
 const TICK: Duration = Duration::from_millis(5);
 /// How often the ranks are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// What changes until this long after a fault is attributed to it.
+/// Changes until this long after the end of a fault are attributed to it.
 const AFTERMATH: Duration = Duration::from_secs(1);
 /// How long the program may take to end after a signal before it is killed.
 const GRACE: Duration = Duration::from_secs(10);
@@ -39,7 +39,7 @@ pub struct ClusterArgs {
     /// Process id of `dipole chaos`
     #[arg(long)]
     parent: u32,
-    /// What it was asked for, as JSON
+    /// The command line of `dipole chaos`, as JSON
     #[arg(long)]
     request: String,
 }

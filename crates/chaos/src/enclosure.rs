@@ -43,7 +43,7 @@ pub(crate) fn run(request: &Request) -> Result<u8, ChaosError> {
     let tun = OpenOptions::new().read(true).write(true).open(TUN);
     drop(tun.map_err(ChaosError::Tun)?);
     let text = serde_json::to_string(request).expect("a request has text keys");
-    // Handled from here on, so that none ends this process before the cluster can be told.
+    // A signal must reach the cluster instead of ending this process.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(ChaosError::Signals)?;
     enter()?;
     let own = std::env::current_exe().map_err(|cause| start_error("dipole", cause))?;

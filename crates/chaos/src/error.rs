@@ -19,7 +19,7 @@ pub enum ChaosError {
         doing: &'static str,
         /// The error from the kernel.
         cause: io::Error,
-        /// What to do.
+        /// The remedy.
         advice: &'static str,
     },
     /// A device for the network cannot be opened.

@@ -1,4 +1,4 @@
-//! What can be seen of a fault from outside: counters of the switch, of the processes of Dipole and
+//! The effects of a fault that are visible from outside: counters of the switch, of the processes of Dipole and
 //! of the kernel's TCP.
 
 use std::collections::BTreeMap;

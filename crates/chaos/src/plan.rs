@@ -11,7 +11,7 @@ use crate::amount::{Probability, Repeated};
 use crate::arguments::{FaultArgs, Shape};
 use crate::error::ChaosError;
 
-/// What happens.
+/// A fault that begins at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// All packets of the node on this network are lost.
@@ -203,7 +203,7 @@ impl Action {
         }
     }
 
-    /// The node or rank that the action affects, in words.
+    /// A readable name of the node or rank that the action affects.
     pub(crate) fn target(self) -> String {
         match self {
             Action::Cut { node, network } | Action::Unplug { node, network } => {

@@ -20,7 +20,7 @@ pub(crate) struct Entry {
     pub(crate) target: String,
     /// How long it lasts, or what came of it.
     pub(crate) detail: String,
-    /// What was seen of it, from its beginning to a second after its end.
+    /// Counters that changed from its beginning to a second after its end.
     pub(crate) noticed: Vec<(&'static str, u64)>,
 }
 

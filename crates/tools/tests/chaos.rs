@@ -233,7 +233,7 @@ fn a_signal_ends_the_program_and_the_timeline_is_printed() {
     assert_eq!(output.status.code(), Some(124), "{}", err(&output));
 }
 
-/// Runs a shell command in a user namespace, where it seems to be root; `None` if there is none.
+/// Runs a shell command that enters a user namespace; `None` if the kernel refuses those.
 fn in_user_namespace(script: &str) -> Option<Output> {
     let mut unshare = dipole_testbed::isolated_command("unshare");
     unshare.args(["--user", "--map-root-user"]);
