@@ -1,5 +1,7 @@
 //! Configures and creates testbeds.
 
+use std::path::PathBuf;
+
 use crate::error::TestbedError;
 use crate::fault::Faults;
 use crate::offload::Offloads;
@@ -79,6 +81,16 @@ impl Builder {
     #[must_use]
     pub fn faults(mut self, faults: Faults) -> Self {
         self.0.faults = Some(faults);
+        self
+    }
+
+    /// Declares that this process is in PID and mount namespaces of its own, which remove everything
+    /// when it ends, and that `folder` lies in them. The testbed's folder is created there. Signals are
+    /// left to the caller, and leftovers of other processes are not looked for, because their process
+    /// ids have no meaning here.
+    #[must_use]
+    pub fn enclosed(mut self, folder: PathBuf) -> Self {
+        self.0.enclosure = Some(folder);
         self
     }
 

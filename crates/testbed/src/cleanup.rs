@@ -35,10 +35,10 @@ static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
     handles_signals: false,
 });
 
-/// Assigns a number to a new testbed and makes sure that signals clean it up.
-pub(crate) fn register() -> Result<u32, TestbedError> {
+/// Assigns a number to a new testbed and, with `on_signals`, makes sure that signals clean it up.
+pub(crate) fn register(on_signals: bool) -> Result<u32, TestbedError> {
     let mut registry = lock();
-    if !registry.handles_signals {
+    if on_signals && !registry.handles_signals {
         clean_up_on_signals().map_err(TestbedError::Signals)?;
         registry.handles_signals = true;
     }
@@ -63,9 +63,14 @@ pub(crate) fn create_namespace(testbed: u32, name: &str) -> Result<(), TestbedEr
     namespace::ip(&format!("netns add {name}"))
 }
 
-pub(crate) fn create_folder(testbed: u32) -> Result<PathBuf, TestbedError> {
+/// Creates a folder in `parent`, by default the temporary directory.
+pub(crate) fn create_folder(
+    testbed: u32,
+    parent: Option<PathBuf>,
+) -> Result<PathBuf, TestbedError> {
     let mut registry = lock();
-    let path = names::folder(testbed);
+    let parent = parent.unwrap_or_else(std::env::temp_dir);
+    let path = parent.join(names::folder(testbed));
     let _may_not_exist = fs::remove_dir_all(&path);
     find(&mut registry, testbed).folder = Some(path.clone());
     match fs::create_dir(&path) {

@@ -61,6 +61,8 @@ pub struct FaultCounters {
     pub delayed: u64,
     /// Frames with a flipped bit.
     pub corrupted: u64,
+    /// Frames of all kinds discarded because one of their nodes was cut off.
+    pub cut: u64,
     /// Frames held at present.
     pub held: u64,
 }
@@ -77,6 +79,7 @@ impl FaultCounters {
             reordered: self.reordered + other.reordered,
             delayed: self.delayed + other.delayed,
             corrupted: self.corrupted + other.corrupted,
+            cut: self.cut + other.cut,
             held: self.held + other.held,
         }
     }

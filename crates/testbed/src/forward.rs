@@ -26,6 +26,8 @@ pub(crate) struct Forwarder {
     stations: HashMap<Station, Port>,
     counters: FaultCounters,
     held: Vec<Held>,
+    /// Ports that neither send nor receive.
+    cut: Vec<bool>,
 }
 
 struct Held {
@@ -46,7 +48,19 @@ impl Forwarder {
             stations: HashMap::new(),
             counters: FaultCounters::default(),
             held: Vec::new(),
+            cut: vec![false; ports],
         }
+    }
+
+    /// Replaces the probabilities. Frames that are held keep their fate.
+    pub(crate) fn set_faults(&mut self, faults: Faults) {
+        self.faults = faults;
+    }
+
+    /// Cuts a port off, or connects it again. A frame that is held for the port is lost if the port
+    /// is still cut off when the frame is due.
+    pub(crate) fn set_cut(&mut self, port: Port, cut: bool) {
+        self.cut[port] = cut;
     }
 
     pub(crate) fn counters(&self) -> FaultCounters {
@@ -75,11 +89,16 @@ impl Forwarder {
         if !damage::is_group(source) {
             self.stations.insert(source, from);
         }
-        let to = match self.stations.get(&destination) {
+        let mut to = match self.stations.get(&destination) {
             Some(&port) if port == from => return,
             Some(&port) => vec![port],
             None => (0..self.ports).filter(|&port| port != from).collect(),
         };
+        to.retain(|&port| !self.cut[port]);
+        if self.cut[from] || to.is_empty() {
+            self.counters.cut += 1;
+            return;
+        }
         if damage::is_group(destination) || !damage::is_ip(frame) {
             self.counters.spared += 1;
             for port in to {
@@ -155,7 +174,7 @@ impl Forwarder {
             // A frame flooded to several ports still counts once.
             let mut arrived = false;
             for &port in to {
-                arrived |= send(port, frame);
+                arrived |= !self.cut[port] && send(port, frame);
             }
             self.counters.delivered += u64::from(arrived);
             self.counters.undelivered += u64::from(!arrived);
@@ -223,6 +242,30 @@ mod tests {
         marks.sort_unstable();
         marks.dedup();
         assert_eq!(marks, (1..=200).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_port_that_is_cut_off_neither_sends_nor_receives() {
+        let (mut switch, now) = (Forwarder::new(Faults::default(), 0, 3), Instant::now());
+        let mut sent = Vec::new();
+        let mut send = |port: Port, frame: &[u8]| {
+            sent.push((port, frame[59]));
+            true
+        };
+        // Each node is known by a frame to all.
+        for node in 0..3 {
+            let mut greeting = frame(0xff, node, 0);
+            greeting[0] = 0xff;
+            switch.accept(node.into(), &mut greeting, now, &mut send);
+        }
+        switch.set_cut(1, true);
+        switch.accept(0, &mut frame(1, 0, 1), now, &mut send);
+        switch.accept(1, &mut frame(2, 1, 2), now, &mut send);
+        switch.accept(0, &mut frame(2, 0, 3), now, &mut send);
+        switch.set_cut(1, false);
+        switch.accept(0, &mut frame(1, 0, 4), now, &mut send);
+        assert_eq!(switch.counters().cut, 2);
+        assert_eq!(sent[6..], [(2, 3), (1, 4)]);
     }
 
     #[test]

@@ -29,8 +29,8 @@ pub(crate) fn probe() -> String {
     format!("{PREFIX}{}-{count}-0", std::process::id())
 }
 
-pub(crate) fn folder(testbed: u32) -> PathBuf {
-    std::env::temp_dir().join(format!("{FOLDER_PREFIX}{}-{testbed}", std::process::id()))
+pub(crate) fn folder(testbed: u32) -> String {
+    format!("{FOLDER_PREFIX}{}-{testbed}", std::process::id())
 }
 
 /// Name of the interface of every node on this network.
@@ -78,9 +78,7 @@ mod tests {
         let ours = Some(std::process::id());
         assert_eq!(namespace_owner(&node(7, 12)), ours);
         assert_eq!(namespace_owner(&hub(7)), ours);
-        let folder = folder(3);
-        let name = folder.file_name().and_then(|name| name.to_str());
-        assert_eq!(folder_owner(name.unwrap()), ours);
+        assert_eq!(folder_owner(&folder(3)), ours);
         for foreign in [
             "dpc",
             "dpc1",

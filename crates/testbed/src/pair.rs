@@ -36,14 +36,14 @@ impl Pair {
             return Err(TestbedError::NotHere { why });
         }
         cleanup::sweep();
-        let number = cleanup::register()?;
+        let number = cleanup::register(true)?;
         // After an error from here on, dropping removes what exists.
         let mut pair = Pair {
             number,
             folder: PathBuf::new(),
             namespaces: [1, 2].map(|node| names::node(number, node)),
         };
-        pair.folder = cleanup::create_folder(number)?;
+        pair.folder = cleanup::create_folder(number, None)?;
         let [one, other] = &pair.namespaces;
         for name in [one, other] {
             cleanup::create_namespace(number, name)?;
@@ -102,12 +102,12 @@ impl Folder {
     /// [`TestbedError`].
     pub fn create() -> Result<Folder, TestbedError> {
         cleanup::sweep();
-        let number = cleanup::register()?;
+        let number = cleanup::register(true)?;
         let mut folder = Folder {
             number,
             path: PathBuf::new(),
         };
-        folder.path = cleanup::create_folder(number)?;
+        folder.path = cleanup::create_folder(number, None)?;
         Ok(folder)
     }
 

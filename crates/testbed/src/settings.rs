@@ -1,5 +1,7 @@
 //! Settings of a testbed and their limits.
 
+use std::path::PathBuf;
+
 use crate::error::TestbedError;
 use crate::fault::Faults;
 use crate::offload::Offloads;
@@ -29,6 +31,8 @@ pub(crate) struct Settings {
     pub(crate) queue_bytes: Option<u32>,
     pub(crate) offloads: Option<Offloads>,
     pub(crate) faults: Option<Faults>,
+    /// Parent of the testbed's folder, if namespaces around this process remove everything.
+    pub(crate) enclosure: Option<PathBuf>,
 }
 
 impl Default for Settings {
@@ -43,6 +47,7 @@ impl Default for Settings {
             queue_bytes: None,
             offloads: None,
             faults: None,
+            enclosure: None,
         }
     }
 }

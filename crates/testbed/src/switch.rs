@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use tappers::{Interface, Tap};
 
 use crate::error::TestbedError;
 use crate::fault::{FaultCounters, Faults};
-use crate::forward::Forwarder;
+use crate::forward::{Forwarder, Port};
 use crate::namespace::inside;
 
 /// The longest frame: the largest MTU plus header and one VLAN tag.
@@ -22,7 +22,7 @@ const BATCH: usize = 64;
 
 /// A running switch; dropping it stops the thread.
 pub(crate) struct Switch {
-    counters: Arc<Mutex<FaultCounters>>,
+    forwarder: Arc<Mutex<Forwarder>>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -51,25 +51,32 @@ impl Switch {
         };
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
         let mut running = Running {
-            forwarder: Forwarder::new(faults, network, taps.len()),
+            forwarder: Arc::new(Mutex::new(Forwarder::new(faults, network, taps.len()))),
             taps: taps.into_iter().map(Some).collect(),
-            counters: Arc::default(),
             stop: Arc::new(stop),
         };
-        let (counters, stop) = (Arc::clone(&running.counters), Arc::clone(&running.stop));
+        let (forwarder, stop) = (Arc::clone(&running.forwarder), Arc::clone(&running.stop));
         let thread = thread::Builder::new()
             .name(format!("switch {network}"))
             .spawn(move || running.run())
             .map_err(failed)?;
         Ok(Self {
-            counters,
+            forwarder,
             stop,
             thread: Some(thread),
         })
     }
 
     pub(crate) fn counters(&self) -> FaultCounters {
-        *self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.forwarder).counters()
+    }
+
+    pub(crate) fn set_faults(&self, faults: Faults) {
+        lock(&self.forwarder).set_faults(faults);
+    }
+
+    pub(crate) fn set_cut(&self, port: Port, cut: bool) {
+        lock(&self.forwarder).set_cut(port, cut);
     }
 }
 
@@ -83,6 +90,10 @@ impl Drop for Switch {
     }
 }
 
+fn lock(forwarder: &Mutex<Forwarder>) -> MutexGuard<'_, Forwarder> {
+    forwarder.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn open(device: &str) -> io::Result<Tap> {
     let mut tap = Tap::new_named(Interface::new(device)?)?;
     tap.set_nonblocking(true)?;
@@ -90,10 +101,10 @@ fn open(device: &str) -> io::Result<Tap> {
 }
 
 struct Running {
-    forwarder: Forwarder,
+    /// The thread holds the lock while it forwards, not while it sleeps.
+    forwarder: Arc<Mutex<Forwarder>>,
     /// `None` for an interface that has disappeared with its namespace.
     taps: Vec<Option<Tap>>,
-    counters: Arc<Mutex<FaultCounters>>,
     stop: Arc<OwnedFd>,
 }
 
@@ -106,10 +117,7 @@ impl Running {
                 self.read(port, &mut buffer, now);
             }
             let taps = &self.taps;
-            self.forwarder
-                .release_due(now, &mut |port, frame| write(taps, port, frame));
-            let mut counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
-            *counters = self.forwarder.counters();
+            lock(&self.forwarder).release_due(now, &mut |port, frame| write(taps, port, frame));
         }
     }
 
@@ -121,7 +129,7 @@ impl Running {
             .collect();
         let mut wanted = vec![PollFd::new(&*self.stop, PollFlags::IN)];
         wanted.extend(open.iter().map(|(_, tap)| PollFd::new(*tap, PollFlags::IN)));
-        let due = self.forwarder.next_due();
+        let due = lock(&self.forwarder).next_due();
         let timeout = due.map(|due| due.saturating_duration_since(Instant::now()));
         let timeout = timeout.and_then(|wait| Timespec::try_from(wait).ok());
         match poll(&mut wanted, timeout.as_ref()) {
@@ -147,8 +155,7 @@ impl Running {
                 Ok(length) => {
                     let taps = &self.taps;
                     let mut send = |port: usize, frame: &[u8]| write(taps, port, frame);
-                    self.forwarder
-                        .accept(port, &mut buffer[..length], now, &mut send);
+                    lock(&self.forwarder).accept(port, &mut buffer[..length], now, &mut send);
                 }
                 Err(Errno::AGAIN | Errno::INTR) => return,
                 // The device has disappeared with its namespace.

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 use crate::cleanup;
 use crate::error::TestbedError;
-use crate::fault::FaultCounters;
+use crate::fault::{FaultCounters, Faults};
 use crate::names;
 use crate::namespace::{self, ip};
 use crate::network::{self, Interface, PortCounters};
@@ -76,8 +76,13 @@ impl Testbed {
         if let Some(why) = Self::why_not() {
             return Err(TestbedError::NotHere { why });
         }
-        cleanup::sweep();
-        let number = cleanup::register()?;
+        let number = match &settings.enclosure {
+            Some(_) => cleanup::register(false)?,
+            None => {
+                cleanup::sweep();
+                cleanup::register(true)?
+            }
+        };
         // After an error from here on, dropping removes what exists.
         let mut testbed = Self {
             number,
@@ -87,7 +92,8 @@ impl Testbed {
             switches: Vec::new(),
             offloads: "",
         };
-        testbed.folder = cleanup::create_folder(number)?;
+        let parent = testbed.settings.enclosure.clone();
+        testbed.folder = cleanup::create_folder(number, parent)?;
         for node in 1..=testbed.settings.nodes {
             testbed.create_node(node)?;
         }
@@ -192,6 +198,47 @@ impl Testbed {
             return Ok(());
         }
         network::wait_for_port(&names::hub(self.number), node, network, up)
+    }
+
+    /// Replaces the probabilities of faults. Works only on a testbed that was built with faults, which
+    /// may be zero.
+    ///
+    /// # Errors
+    /// - [`TestbedError::Refused`]: a probability is invalid, or the testbed has no switch.
+    pub fn set_faults(&self, faults: Faults) -> Result<(), TestbedError> {
+        faults.check()?;
+        self.check_switch()?;
+        for switch in &self.switches {
+            switch.set_faults(faults);
+        }
+        Ok(())
+    }
+
+    /// Cuts a node off a network, or connects it again. Its interface stays up, and all its frames
+    /// are lost. Works only on a testbed that was built with faults, which may be zero.
+    ///
+    /// # Errors
+    /// - [`TestbedError::Refused`]: the testbed has no switch, or no such network or node.
+    pub fn set_cut(&self, node: u32, network: u32, cut: bool) -> Result<(), TestbedError> {
+        self.check_switch()?;
+        let index = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+        let switch = self.switches.get(index(network));
+        let Some(switch) = switch.filter(|_| (1..=self.nodes()).contains(&node)) else {
+            let why = format!("node {node} or network {network} does not exist");
+            return Err(TestbedError::Refused { why });
+        };
+        switch.set_cut(index(node - 1), cut);
+        Ok(())
+    }
+
+    fn check_switch(&self) -> Result<(), TestbedError> {
+        match self.switches.is_empty() {
+            true => Err(TestbedError::Refused {
+                why: "faults of a testbed that was built without any; give the builder                       Faults::default()"
+                    .into(),
+            }),
+            false => Ok(()),
+        }
     }
 
     /// Kills every process in a node with SIGKILL and returns their number.

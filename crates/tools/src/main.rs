@@ -53,6 +53,7 @@ enum Command {
     Top(top::TopArgs),
     Trace(trace::TraceArgs),
     Report(report::ReportArgs),
+    Chaos(Box<dipole_chaos::ChaosArgs>),
     Agent(dipole_agent::AgentArgs),
     Load(dipole_agent::LoadArgs),
     Key(key::KeyArgs),
@@ -88,6 +89,9 @@ enum Command {
     /// Serves one caller of the agent (started by `agent`).
     #[command(hide = true)]
     AgentSession(dipole_agent::SessionArgs),
+    /// Runs a cluster of namespaces under faults (started by `chaos`).
+    #[command(hide = true)]
+    ChaosCluster(dipole_chaos::ClusterArgs),
     /// Becomes a rank (started by `shim`).
     #[command(hide = true)]
     RankExec(dipole_launch::RankExecArgs),
@@ -164,7 +168,11 @@ fn main() -> ExitCode {
         log.with_ansi(has_colours(&std::io::stderr())).init();
     }
     let mut out = Output::new(std::io::stdout());
-    let command = matches.subcommand_name().unwrap_or_default();
+    let command = match matches.subcommand_name().unwrap_or_default() {
+        // Its user has typed `chaos`.
+        "chaos-cluster" => "chaos",
+        other => other,
+    };
     let done = run(arguments.command, json, &mut out);
     out.report(command, done, json, &mut std::io::stderr())
 }
@@ -218,6 +226,9 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         Command::Links(args) => processes::links(&args, json, out),
         Command::Top(args) => top::execute(&args, json, out),
         Command::Report(args) => report::execute(&args, json, out),
+        Command::Chaos(args) => dipole_chaos::execute(*args, json, out)
+            .map_err(|error| Failure::with_status(dipole_chaos::error_status(&*error), error)),
+        Command::ChaosCluster(args) => Ok(dipole_chaos::cluster(&args)?),
         Command::Trace(args) => trace::execute(&args, json, out),
         Command::Graph(args) => graph::execute(&args, json, out),
         Command::Agent(args) => {

@@ -25,7 +25,7 @@ enum To {
 }
 
 /// A command line, and whether it prints something where no process runs.
-const COMMANDS: [(&str, bool); 27] = [
+const COMMANDS: [(&str, bool); 28] = [
     ("run -n 1 echo words", true),
     // The test below runs these commands with a peer.
     ("send 1:7 --timeout 0 /dev/null", false),
@@ -61,6 +61,7 @@ const COMMANDS: [(&str, bool); 27] = [
     ("checkpoints --checkpoint-dir none", true),
     ("checkpoint 00000000000000ff --checkpoint-dir none", false),
     ("load", false),
+    ("chaos --plan --seed 7 --cut 100ms", true),
 ];
 
 fn dipole(line: &str, place: &Path, to: To) -> Command {
