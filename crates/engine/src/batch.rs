@@ -21,6 +21,25 @@ struct Leaving {
     is_pinned: bool,
 }
 
+impl Leaving {
+    /// Some of the packets in the link's format.
+    #[inline]
+    fn outgoing<'a>(&self, bytes: &'a [u8]) -> Outgoing<'a> {
+        Outgoing {
+            class: match self.transmit.bulk {
+                true => Class::Bulk,
+                false => Class::Small,
+            },
+            to: from_wire(self.transmit.to),
+            bytes,
+            frame_bytes: packet_bytes(&self.transmit),
+            // Handshake replies go back to the sender's address, packets of a session to the
+            // address from the handshake.
+            any_port: self.transmit.peer.is_some(),
+        }
+    }
+}
+
 /// Packets for one call of the link, in order.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
@@ -86,6 +105,19 @@ impl Batch {
         self.slots.extend(slots.iter().copied());
     }
 
+    /// The packet in the link's format, if there is only one.
+    #[inline]
+    pub(super) fn alone<'a>(&'a self, frames: &'a FramePool) -> Option<Outgoing<'a>> {
+        let ([leaving], [slot]) = (&self.leaving[..], &self.slots[..]) else {
+            return None;
+        };
+        let length = packet_bytes(&leaving.transmit);
+        Some(leaving.outgoing(match leaving.encrypted_at {
+            Some(at) => &self.encrypted[at..at + length],
+            None => frames.bytes(*slot, length),
+        }))
+    }
+
     /// The packets in the link's format.
     pub(super) fn outgoing<'a>(&'a self, frames: &'a FramePool) -> ArrayVec<Outgoing<'a>, BATCH> {
         let mut all = ArrayVec::new();
@@ -93,60 +125,53 @@ impl Batch {
         for leaving in &self.leaving {
             let (own, rest) = slots.split_at(leaving.count);
             slots = rest;
-            let transmit = &leaving.transmit;
-            let frame_bytes = packet_bytes(transmit);
-            let outgoing = |bytes: &'a [u8]| Outgoing {
-                class: match transmit.bulk {
-                    true => Class::Bulk,
-                    false => Class::Small,
-                },
-                to: from_wire(transmit.to),
-                bytes,
-                frame_bytes,
-                // Handshake replies go back to the sender's address, packets of a session to the
-                // address from the handshake.
-                any_port: transmit.peer.is_some(),
-            };
+            let length = packet_bytes(&leaving.transmit);
             match leaving.encrypted_at {
                 Some(at) => {
-                    let end = at + leaving.count * frame_bytes;
-                    all.push(outgoing(&self.encrypted[at..end]));
+                    let end = at + leaving.count * length;
+                    all.push(leaving.outgoing(&self.encrypted[at..end]));
                 }
-                None => all.extend(frames.areas(own, frame_bytes).map(outgoing)),
+                None => {
+                    let areas = frames.areas(own, length);
+                    all.extend(areas.map(|bytes| leaving.outgoing(bytes)));
+                }
             }
         }
         all
     }
 
     /// The link has taken the first `taken` packets. Returns their bytes.
+    #[inline]
     pub(super) fn taken(&mut self, taken: usize, frames: &mut FramePool) -> u64 {
-        let (mut bytes, mut left) = (0, taken);
-        let mut whole = 0;
+        let mut bytes = 0;
         let mut slots = &self.slots[..taken];
+        let mut whole = 0;
         for leaving in &mut self.leaving {
-            let count = leaving.count.min(left);
+            let count = leaving.count.min(slots.len());
             let (own, rest) = slots.split_at(count);
             slots = rest;
-            bytes += (count * packet_bytes(&leaving.transmit)) as u64;
+            let length = packet_bytes(&leaving.transmit);
+            bytes += (count * length) as u64;
             for slot in own {
                 let frame = with_slot(leaving.transmit.frame, *slot);
                 frames.sent(frame, leaving.is_pinned);
             }
-            left -= count;
             if count < leaving.count {
                 leaving.count -= count;
-                let first = self.slots[taken];
-                leaving.transmit.frame = with_slot(leaving.transmit.frame, first);
-                if let Some(at) = &mut leaving.encrypted_at {
-                    *at += count * packet_bytes(&leaving.transmit);
-                }
+                leaving.transmit.frame = with_slot(leaving.transmit.frame, self.slots[taken]);
+                leaving.encrypted_at = leaving.encrypted_at.map(|at| at + count * length);
                 break;
             }
             whole += 1;
         }
-        self.leaving.drain(..whole);
-        self.slots.drain(..taken);
-        self.pin(frames);
+        if taken == self.slots.len() {
+            self.leaving.clear();
+            self.slots.clear();
+        } else {
+            self.leaving.drain(..whole);
+            self.slots.drain(..taken);
+            self.pin(frames);
+        }
         bytes
     }
 

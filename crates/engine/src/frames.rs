@@ -70,6 +70,12 @@ impl FramePool {
         &mut self.bytes[at..at + self.capacity]
     }
 
+    /// The first `length` bytes of a frame.
+    pub(crate) fn bytes(&self, slot: Slot, length: usize) -> &[u8] {
+        let at = slot as usize * self.stride;
+        &self.bytes[at..at + length]
+    }
+
     /// The first `length` bytes of these frames, as few areas of memory as possible.
     pub(crate) fn areas<'a>(
         &'a self,

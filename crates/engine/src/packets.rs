@@ -288,7 +288,10 @@ impl PacketPort {
 
     fn offer_once(&mut self, now: Instant, core: &mut Core) -> io::Result<()> {
         let frames = &mut core.packer.frames;
-        let taken = offer(&mut self.link, now, &self.batch, frames)?;
+        let taken = match self.batch.alone(frames) {
+            Some(packet) => self.link.send(now.0, &[packet])?,
+            None => offer(&mut self.link, now, &self.batch, frames)?,
+        };
         self.traffic.packets_sent += taken as u64;
         self.traffic.bytes_sent += self.batch.taken(taken, frames);
         if frames.free() == 0 {
