@@ -14,7 +14,7 @@ use super::rx_path::RxPath;
 use super::tx_path::TxPath;
 use crate::layout::MAX_PAYLOAD_BYTES;
 use dipole_link::udp::Udp;
-use dipole_link::{Caps, Class, Incoming, Link, Outgoing};
+use dipole_link::{Caps, Class, Incoming, Link, Outgoing, Unsent};
 
 /// A poll of the ring takes about 5 ns, a poll of a socket 150 to 300 ns.
 const POLLS_PER_SYSCALL: u32 = 32;
@@ -23,6 +23,8 @@ const POLLS_PER_SOCKET_POLL: u32 = 32 * POLLS_PER_SYSCALL;
 
 /// After this many packets at once the socket is polled next: the ring may have been full.
 const BURST: usize = 32;
+/// Frames of a batch that are looked at together.
+const RUN: usize = 32;
 
 /// Counters of a bpf link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -191,53 +193,60 @@ impl Link for Bpf {
         let Some(tx) = &mut self.tx else {
             return self.udp.send(now_ns, batch);
         };
-        let own = self.udp.local(Class::Small);
-        let (mut taken, mut rest) = (0, batch);
-        while let Some(first) = rest.first() {
-            let alike = rest.iter().take_while(|frames| frames.class == first.class);
-            let alike = &rest[..alike.count()];
-            let (entries, sent) = match first.class {
-                Class::Small => match joined_run(alike, self.joined_frames) {
-                    // One message is cheaper than several frames, and fits into the ring as it is.
-                    Some(run) => {
-                        let sent = self.udp.send(now_ns, run)?;
-                        self.stats.joined += sent as u64;
-                        (run.len(), sent)
-                    }
-                    None => {
-                        let singles = alike.iter().take_while(|frames| frames.count() == 1);
-                        let singles = &alike[..singles.count()];
-                        let raw = tx.send(now_ns, own, singles);
+        let mut taken = 0;
+        let mut left = Unsent::new(batch);
+        while let Some(first) = left.skip_to(taken) {
+            let mut run = [first; RUN];
+            let alike = left.frames().take_while(|frame| frame.class == first.class);
+            let count = alike.zip(&mut run).map(|(frame, place)| *place = frame);
+            let count = count.count();
+            let run = &run[..count];
+            let (offered, sent) = match first.class {
+                Class::Small => match joined_run(run, self.joined_frames) {
+                    0 | 1 => {
+                        let own = self.udp.local(Class::Small);
+                        let raw = tx.send(now_ns, own, run);
                         self.stats.raw += raw as u64;
                         match raw {
                             // The next frame has no route on this interface now.
                             0 => {
-                                let sent = self.udp.send(now_ns, &alike[..1])?;
+                                let sent = self.udp.send(now_ns, &run[..1])?;
                                 self.stats.socket += sent as u64;
                                 (1, sent)
                             }
                             raw => (raw, raw),
                         }
                     }
+                    // One message is cheaper than several frames, and fits into the ring as it is.
+                    joined => {
+                        let sent = self.udp.send(now_ns, &run[..joined])?;
+                        self.stats.joined += sent as u64;
+                        (joined, sent)
+                    }
                 },
                 Class::Bulk => {
-                    let run = short_run(alike, tx.bulk_frames());
-                    let raw = match run.is_empty() || self.udp.has_bulk_queued() {
+                    let short = short_run(run, tx.bulk_frames());
+                    let raw = match short == 0 || self.udp.has_bulk_queued() {
                         true => 0,
-                        false => tx.send(now_ns, self.udp.local(Class::Bulk), run),
+                        false => tx.send(now_ns, self.udp.local(Class::Bulk), &run[..short]),
                     };
                     self.stats.raw_bulk += raw as u64;
                     match raw {
-                        0 => (alike.len(), self.udp.send(now_ns, alike)?),
+                        0 => {
+                            let rest = left.rest();
+                            let bulk = rest.iter().take_while(|it| it.class == Class::Bulk);
+                            let bulk = &rest[..bulk.count()];
+                            let offered = bulk.iter().map(Outgoing::count).sum();
+                            (offered, self.udp.send(now_ns, bulk)?)
+                        }
                         raw => (raw, raw),
                     }
                 }
             };
             taken += sent;
-            if sent < rest[..entries].iter().map(Outgoing::count).sum() {
+            if sent < offered {
                 break;
             }
-            rest = &rest[entries..];
         }
         Ok(taken)
     }
@@ -293,45 +302,34 @@ impl Link for Bpf {
     }
 }
 
-/// The leading entries that may be sent as one message of several frames, at most `longest`: all to
-/// one destination and of the first one's length, except that the last may be shorter.
+/// Length of the leading run of frames that may be sent as one message of at most `longest`: all
+/// to one destination and of the first one's length, except that the last may be shorter.
 #[inline]
-fn joined_run<'a, 'b>(batch: &'a [Outgoing<'b>], longest: usize) -> Option<&'a [Outgoing<'b>]> {
-    let first = batch.first()?;
-    let (mut frames, mut entries) = (0, 0);
-    for more in batch {
-        let length = more.bytes.len().min(more.frame_bytes);
-        frames += more.count();
-        if more.to != first.to || length > first.frame_bytes || frames > longest {
-            frames -= more.count();
+fn joined_run(frames: &[Outgoing<'_>], longest: usize) -> usize {
+    let Some((first, others)) = frames.split_first() else {
+        return 0;
+    };
+    let mut run = 1;
+    for frame in others.iter().take(longest.saturating_sub(1)) {
+        if frame.to != first.to || frame.bytes.len() > first.bytes.len() {
             break;
         }
-        entries += 1;
-        if !more.bytes.len().is_multiple_of(first.frame_bytes) {
+        run += 1;
+        if frame.bytes.len() < first.bytes.len() {
             break;
         }
     }
-    // A longer entry is one message in any case.
-    match entries {
-        0 => (first.count() > 1).then_some(&batch[..1]),
-        _ => (frames > 1).then_some(&batch[..entries]),
-    }
+    run
 }
 
-/// The leading bulk frames to one destination if they are few enough to be sent as raw frames,
-/// otherwise none.
+/// Length of the leading run of bulk frames to one destination if it is short enough to be sent
+/// as raw frames, otherwise 0.
 #[inline]
-fn short_run<'a, 'b>(batch: &'a [Outgoing<'b>], longest: usize) -> &'a [Outgoing<'b>] {
-    let Some(first) = batch.first() else {
-        return batch;
+fn short_run(frames: &[Outgoing<'_>], longest: usize) -> usize {
+    let Some(first) = frames.first() else {
+        return 0;
     };
-    let alike = batch.iter().take(longest + 1);
-    let alike = alike.take_while(|frame| frame.to == first.to);
-    let run = &batch[..alike.clone().count()];
-    let singly = run.iter().all(|frames| frames.count() == 1);
-    if run.len() > longest || !singly {
-        &[]
-    } else {
-        run
-    }
+    let run = frames.iter().take(longest + 1);
+    let run = run.take_while(|frame| frame.to == first.to).count();
+    if run > longest { 0 } else { run }
 }

@@ -25,6 +25,7 @@ pub mod signal;
 pub mod sim;
 pub mod sys;
 pub mod udp;
+mod unsent;
 pub mod wait;
 pub mod watch;
 pub mod window;
@@ -39,6 +40,7 @@ pub use fault::Fault;
 pub use multihomed::{Multihomed, source_address};
 pub use region::{Region, RegionError};
 pub use udp::Udp;
+pub use unsent::Unsent;
 
 /// Traffic class of a frame, which selects one of the process's two ports (`docs/design/protocol.md` §2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -25,7 +25,7 @@ pub use open::{MAX_FRAME_BYTES, OpenError, longest_frame_bytes};
 pub use ports::{PortRange, PortRangeError};
 
 use crate::busy_poll::BusyPolling;
-use crate::{Caps, Class, Incoming, Link, Outgoing, sys};
+use crate::{Caps, Class, Incoming, Link, Outgoing, Unsent, sys};
 use receive::Receiver;
 use routes::Routes;
 use send::{Progress, Sender};
@@ -178,50 +178,6 @@ struct SendProgress {
     is_unclear: bool,
     /// Count of unreachable frames when that happened.
     unreachable_before: u64,
-}
-
-/// The rest of a batch that is being sent.
-struct Unsent<'a, 'b> {
-    batch: &'a [Outgoing<'b>],
-    /// The first entry's frames that are left, if some of them have been taken.
-    begun: Option<Outgoing<'b>>,
-    /// Number of frames before `batch`.
-    before: usize,
-}
-
-impl<'a, 'b> Unsent<'a, 'b> {
-    fn new(batch: &'a [Outgoing<'b>]) -> Unsent<'a, 'b> {
-        Unsent {
-            batch,
-            begun: None,
-            before: 0,
-        }
-    }
-
-    /// Leaves out the first `taken` frames of the whole batch. Returns the next entry.
-    #[inline]
-    fn skip_to(&mut self, taken: usize) -> Option<Outgoing<'b>> {
-        while let Some((first, rest)) = self.batch.split_first() {
-            let count = first.count();
-            if taken < self.before + count {
-                let left = first.after(taken - self.before);
-                self.begun = (taken > self.before).then_some(left);
-                return Some(left);
-            }
-            self.before += count;
-            self.batch = rest;
-        }
-        None
-    }
-
-    /// Entries that may be sent now: all, or the rest of one that has begun.
-    #[inline]
-    fn rest(&self) -> &[Outgoing<'b>] {
-        match &self.begun {
-            Some(begun) => std::slice::from_ref(begun),
-            None => self.batch,
-        }
-    }
 }
 
 /// A link over UDP sockets.
