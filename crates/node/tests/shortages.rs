@@ -7,6 +7,7 @@
 #![allow(missing_docs, reason = "tests")]
 
 use std::fmt::Display;
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -222,7 +223,13 @@ fn in_child(test: &str, short: Short) {
         }
         command.uid(UID).gid(UID);
     }
-    let status = command.status().expect("it starts");
+    // A process that another test starts at this moment may still hold the copy open for writing.
+    let status = loop {
+        match command.status() {
+            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => {}
+            status => break status.expect("it starts"),
+        }
+    };
     assert!(status.success(), "{status}");
 }
 
