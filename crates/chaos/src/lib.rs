@@ -60,7 +60,7 @@ pub fn execute(
     Ok(ExitCode::from(status))
 }
 
-/// The exit status for an error of [`execute`] or [`cluster`].
+/// The exit status for an error of [`execute`] or [`cluster()`].
 #[must_use]
 pub fn error_status(error: &(dyn std::error::Error + 'static)) -> u8 {
     match error.downcast_ref() {

@@ -2,8 +2,8 @@
 //!
 //! A packet is a few hundred to a few thousand bytes, of any length. `crc-fast` sums blocks of 384
 //! bytes quickly and the rest, of which a packet of MTU 1500 has 316, word by word: two thirds of
-//! its time. The ways here have no slow rest: [`wide`] on processors with 512-bit carry-less
-//! products, [`lanes`] on other x86-64 processors.
+//! its time. The ways here have no slow rest: `wide` on processors with 512-bit carry-less
+//! products, `lanes` on other x86-64 processors.
 
 use crc_fast::{CrcAlgorithm, checksum};
 
