@@ -23,8 +23,8 @@ const POLLS_PER_SOCKET_POLL: u32 = 32 * POLLS_PER_SYSCALL;
 
 /// After this many packets at once the socket is polled next: the ring may have been full.
 const BURST: usize = 32;
-/// Frames of a batch that are looked at together.
-const RUN: usize = 32;
+/// Small frames that are joined into one message at most, whatever the MTU.
+const MOST_JOINED: usize = 32;
 
 /// Counters of a bpf link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl Bpf {
         let caps = udp.caps();
         let fits = MAX_PAYLOAD_BYTES / caps.max_frame_bytes;
         Bpf {
-            joined_frames: caps.small_run_frames.min(fits.max(1)),
+            joined_frames: caps.small_run_frames.min(fits.max(1)).min(MOST_JOINED),
             udp,
             rx: Some(fast_path.rx),
             tx: fast_path.tx,
@@ -196,21 +196,16 @@ impl Link for Bpf {
         let mut taken = 0;
         let mut left = Unsent::new(batch);
         while let Some(first) = left.skip_to(taken) {
-            let mut run = [first; RUN];
-            let alike = left.frames().take_while(|frame| frame.class == first.class);
-            let count = alike.zip(&mut run).map(|(frame, place)| *place = frame);
-            let count = count.count();
-            let run = &run[..count];
+            let alike = || left.frames().take_while(|frame| frame.class == first.class);
             let (offered, sent) = match first.class {
-                Class::Small => match joined_run(run, self.joined_frames) {
+                Class::Small => match joined_run(alike(), self.joined_frames) {
                     0 | 1 => {
-                        let own = self.udp.local(Class::Small);
-                        let raw = tx.send(now_ns, own, run);
+                        let raw = tx.send(now_ns, self.udp.local(Class::Small), alike());
                         self.stats.raw += raw as u64;
                         match raw {
                             // The next frame has no route on this interface now.
                             0 => {
-                                let sent = self.udp.send(now_ns, &run[..1])?;
+                                let sent = self.udp.send(now_ns, &[first.first(1)])?;
                                 self.stats.socket += sent as u64;
                                 (1, sent)
                             }
@@ -219,16 +214,23 @@ impl Link for Bpf {
                     }
                     // One message is cheaper than several frames, and fits into the ring as it is.
                     joined => {
+                        let mut run = [first; MOST_JOINED];
+                        for (place, frame) in run.iter_mut().zip(alike().take(joined)) {
+                            *place = frame;
+                        }
                         let sent = self.udp.send(now_ns, &run[..joined])?;
                         self.stats.joined += sent as u64;
                         (joined, sent)
                     }
                 },
                 Class::Bulk => {
-                    let short = short_run(run, tx.bulk_frames());
+                    let short = short_run(alike(), tx.bulk_frames());
                     let raw = match short == 0 || self.udp.has_bulk_queued() {
                         true => 0,
-                        false => tx.send(now_ns, self.udp.local(Class::Bulk), &run[..short]),
+                        false => {
+                            let own = self.udp.local(Class::Bulk);
+                            tx.send(now_ns, own, alike().take(short))
+                        }
                     };
                     self.stats.raw_bulk += raw as u64;
                     match raw {
@@ -305,12 +307,12 @@ impl Link for Bpf {
 /// Length of the leading run of frames that may be sent as one message of at most `longest`: all
 /// to one destination and of the first one's length, except that the last may be shorter.
 #[inline]
-fn joined_run(frames: &[Outgoing<'_>], longest: usize) -> usize {
-    let Some((first, others)) = frames.split_first() else {
+fn joined_run<'a>(mut frames: impl Iterator<Item = Outgoing<'a>>, longest: usize) -> usize {
+    let Some(first) = frames.next() else {
         return 0;
     };
     let mut run = 1;
-    for frame in others.iter().take(longest.saturating_sub(1)) {
+    for frame in frames.take(longest.saturating_sub(1)) {
         if frame.to != first.to || frame.bytes.len() > first.bytes.len() {
             break;
         }
@@ -325,11 +327,9 @@ fn joined_run(frames: &[Outgoing<'_>], longest: usize) -> usize {
 /// Length of the leading run of bulk frames to one destination if it is short enough to be sent
 /// as raw frames, otherwise 0.
 #[inline]
-fn short_run(frames: &[Outgoing<'_>], longest: usize) -> usize {
-    let Some(first) = frames.first() else {
-        return 0;
-    };
-    let run = frames.iter().take(longest + 1);
-    let run = run.take_while(|frame| frame.to == first.to).count();
+fn short_run<'a>(frames: impl Iterator<Item = Outgoing<'a>>, longest: usize) -> usize {
+    let mut frames = frames.take(longest + 1).peekable();
+    let to = frames.peek().map(|first| first.to);
+    let run = frames.take_while(|frame| Some(frame.to) == to).count();
     if run > longest { 0 } else { run }
 }

@@ -52,7 +52,12 @@ impl TxPath {
     /// Sends the leading frames whose destination has a route here; returns their number. The
     /// next one is for the UDP socket, which can reach every destination and reports errors.
     #[inline]
-    pub(super) fn send(&mut self, now_ns: u64, own: SocketAddr, run: &[Outgoing<'_>]) -> usize {
+    pub(super) fn send<'a>(
+        &mut self,
+        now_ns: u64,
+        own: SocketAddr,
+        run: impl Iterator<Item = Outgoing<'a>>,
+    ) -> usize {
         self.neighbours.follow(now_ns);
         let mut taken = 0;
         for frame in run {

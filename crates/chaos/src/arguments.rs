@@ -128,12 +128,7 @@ impl ChaosArgs {
     }
 
     pub(crate) fn shape(&self) -> Result<Shape, ChaosError> {
-        let given = self.ranks.or_else(|| {
-            let is_launcher = launcher::is_launcher(&self.command);
-            is_launcher
-                .then(|| launcher::ranks(&self.command))
-                .flatten()
-        });
+        let given = self.ranks.or_else(|| launcher::ranks(&self.command));
         let ranks = given.unwrap_or(self.nodes);
         if self.on_loss.is_some() && self.is_once() {
             return Err(ChaosError::Usage(

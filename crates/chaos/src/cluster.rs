@@ -266,8 +266,10 @@ impl<'a> Run<'a> {
     fn begin(&mut self, index: usize) -> Result<(), ChaosError> {
         let event = &self.plan.events[index];
         let before = Sample::take(self.testbed);
-        let mut entry = report::planned(event);
-        entry.at_ms = Entry::new(self.begun.elapsed(), "", String::new(), String::new()).at_ms;
+        let mut entry = Entry {
+            at_ms: report::milliseconds(self.begun.elapsed()),
+            ..report::planned(event)
+        };
         let mut stopped = Vec::new();
         match event.action {
             Action::Cut { .. } | Action::Unplug { .. } => self.set_path(index, false)?,

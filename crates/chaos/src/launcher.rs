@@ -30,9 +30,12 @@ pub(crate) fn is_launcher(command: &[OsString]) -> bool {
     }
 }
 
-/// The number of ranks on the command line of a launcher. Ranks of further programs after a colon
-/// are not counted.
+/// The number of ranks on the command line of a launcher, if it is one. Ranks of further programs
+/// after a colon are not counted.
 pub(crate) fn ranks(command: &[OsString]) -> Option<u32> {
+    if !is_launcher(command) {
+        return None;
+    }
     let words: Vec<&str> = command.iter().filter_map(|word| word.to_str()).collect();
     let mut pairs = words.windows(2);
     let found = pairs.find(|pair| RANK_OPTIONS.contains(&pair[0]))?;
@@ -67,6 +70,7 @@ mod tests {
         }
         assert_eq!(ranks(&words("mpirun a")), None);
         assert_eq!(ranks(&words("mpirun -n many a")), None);
+        assert_eq!(ranks(&words("head -n 3 a")), None);
         assert!(!is_launcher(&[]));
     }
 }

@@ -43,7 +43,8 @@ pub(crate) struct Plan {
     pub(crate) duration: Duration,
     /// In order of time.
     pub(crate) events: Vec<Event>,
-    /// By how much the clock of each node is ahead of the machine's.
+    /// By how much the clock of each node is ahead of the machine's: whole seconds, which is what
+    /// `unshare` takes.
     pub(crate) clocks: Vec<Duration>,
 }
 
@@ -186,7 +187,7 @@ fn kills(seed: u64, args: &FaultArgs, shape: &Shape) -> Result<Vec<Event>, Chaos
 fn clocks(seed: u64, args: &FaultArgs, shape: &Shape) -> Vec<Duration> {
     let mut dice = Dice::new(seed, Stream::Clock);
     let drawn = (1..=shape.nodes).map(|node| match args.clock {
-        Some(most) if node > 1 => dice.time(most),
+        Some(most) if node > 1 => Duration::from_secs(dice.time(most).as_secs().max(1)),
         _ => Duration::ZERO,
     });
     drawn.collect()

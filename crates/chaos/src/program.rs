@@ -12,8 +12,7 @@ use dipole_testbed::Testbed;
 use crate::arguments::{ChaosArgs, Shape};
 use crate::error::ChaosError;
 
-/// Variables that let MPI launchers find the nodes, and Open MPI start as root, which the program
-/// seems to be in a user namespace.
+/// Variables that let Open MPI start as root, which the program seems to be in a user namespace.
 const ROOT_VARIABLES: [&str; 4] = [
     "OMPI_ALLOW_RUN_AS_ROOT",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
@@ -145,8 +144,8 @@ fn remote_shell(testbed: &Testbed, clocks: &[Duration]) -> String {
             place.runtime_dir.display()
         );
         if !clock.is_zero() {
-            // The kernel takes whole seconds here, and `unshare` needs a child to enter.
-            let seconds = clock.as_secs().max(1);
+            // `unshare` needs a child to enter.
+            let seconds = clock.as_secs();
             let _infallible = writeln!(
                 text,
                 "  clock='unshare --fork --kill-child --time --monotonic {seconds} --boottime {seconds}'"

@@ -60,7 +60,7 @@ struct Packets {
     delay_ms: f64,
 }
 
-fn milliseconds(time: Duration) -> u64 {
+pub(crate) fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -134,8 +134,7 @@ fn write_heading(plan: &Plan, shape: &Shape, json: bool, out: &mut dyn Write) ->
     }
     for (node, clock) in (1..).zip(&plan.clocks) {
         if !clock.is_zero() {
-            let seconds = clock.as_secs().max(1);
-            writeln!(out, "node {node}: clock {seconds} s ahead")?;
+            writeln!(out, "node {node}: clock {} s ahead", clock.as_secs())?;
         }
     }
     Ok(())

@@ -213,3 +213,77 @@ fn with_slot(frame: Frame, slot: Slot) -> Frame {
 fn packet_bytes(transmit: &Transmit) -> usize {
     transmit.length + transmit.seal.bytes()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dipole_proto::Config;
+    use dipole_proto::wire::Address;
+
+    const BYTES: usize = 128;
+
+    /// A batch with a train in all frames of a pool, and the first packet.
+    fn train(frames: &mut FramePool) -> (Batch, Trailers) {
+        let mut trailers = Trailers::new(None, [1, 2], &mut Config::default());
+        let slots: Vec<Slot> = std::iter::from_fn(|| frames.take()).collect();
+        let first = Transmit {
+            to: Address::default(),
+            bulk: true,
+            frame: Frame::Unit(slots[0]),
+            length: BYTES - 4,
+            seal: Seal::Crc32c { mask: 0 },
+            peer: None,
+        };
+        let mut batch = Batch::default();
+        batch.push(&mut trailers, frames, first, &slots);
+        (batch, trailers)
+    }
+
+    #[test]
+    fn a_train_in_adjacent_frames_is_one_entry_and_may_be_taken_in_parts() {
+        let mut frames = FramePool::new(3, BYTES);
+        let (mut batch, _trailers) = train(&mut frames);
+        let counts = |batch: &Batch, frames: &FramePool| {
+            let entries = batch.outgoing(frames);
+            entries.iter().map(Outgoing::count).collect::<Vec<_>>()
+        };
+        assert_eq!(counts(&batch, &frames), [3]);
+        assert!(batch.alone(&frames).is_none());
+        assert_eq!(batch.taken(1, &mut frames), BYTES as u64);
+        // Its unit arrives by an earlier transmission while it waits for the link.
+        frames.release(1);
+        assert_eq!(frames.free(), 0, "the link still has to read it");
+        assert_eq!(counts(&batch, &frames), [2]);
+        assert_eq!(batch.taken(0, &mut frames), 0);
+        assert_eq!(batch.taken(2, &mut frames), 2 * BYTES as u64);
+        assert!(batch.is_empty());
+        assert_eq!(frames.free(), 1, "only the released one");
+    }
+
+    #[test]
+    fn a_refused_packet_leaves_those_behind_it() {
+        let mut frames = FramePool::new(2, BYTES);
+        let (mut batch, _trailers) = train(&mut frames);
+        batch.taken(0, &mut frames);
+        let refused = batch.refused(&mut frames).expect("one");
+        assert_eq!(refused.frame, Frame::Unit(0));
+        assert_eq!(batch.alone(&frames).expect("one is left").count(), 1);
+        let next = batch.refused(&mut frames).expect("one");
+        assert_eq!(next.frame, Frame::Unit(1));
+        assert_eq!(batch.refused(&mut frames), None);
+    }
+
+    #[test]
+    fn packets_in_frames_apart_are_entries_of_their_own() {
+        let mut frames = FramePool::new(3, BYTES);
+        let slots: Vec<Slot> = std::iter::from_fn(|| frames.take()).collect();
+        frames.put_back(slots[1]);
+        let areas: Vec<usize> = frames.areas(&[0, 2], BYTES).map(<[u8]>::len).collect();
+        assert_eq!(areas, [BYTES, BYTES]);
+        let areas: Vec<usize> = frames
+            .areas(&[0, 1, 2], BYTES - 1)
+            .map(<[u8]>::len)
+            .collect();
+        assert_eq!(areas, [BYTES - 1; 3], "not as long as a frame");
+    }
+}

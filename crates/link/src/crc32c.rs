@@ -2,7 +2,7 @@
 //!
 //! A packet is a few hundred to a few thousand bytes, of any length. `crc-fast` sums blocks of 384
 //! bytes quickly and the rest, of which a packet of MTU 1500 has 316, word by word: two thirds of
-//! its time. The ways here have no slow rest: `wide` on processors with 512-bit carry-less
+//! its time. The ways here sum every length fast: `wide` on processors with 512-bit carry-less
 //! products, `lanes` on other x86-64 processors.
 
 use crc_fast::{CrcAlgorithm, checksum};
@@ -41,8 +41,8 @@ const fn times_x(mut value: u32, times: u32) -> u32 {
     value
 }
 
-/// Folds 256 bytes at a time. The input is extended with zeros in front to a multiple of that, which
-/// does not change its sum, so there is no rest.
+/// Folds 256 bytes at a time. Zeros in front extend the input to a multiple of that, which does not
+/// change its sum.
 ///
 /// Folding replaces 128 bits that are followed by others by 128 bits with the same sum that are added
 /// to those at a distance (V. Gopal et al., Fast CRC computation for generic polynomials using
@@ -51,7 +51,7 @@ const fn times_x(mut value: u32, times: u32) -> u32 {
 mod wide {
     use super::times_x;
     use core::arch::x86_64::{
-        __m128i, __m512i, _mm_crc32_u64, _mm_cvtsi128_si64, _mm_extract_epi64, _mm_xor_si128,
+        __m512i, _mm_crc32_u64, _mm_cvtsi128_si64, _mm_extract_epi64, _mm_xor_si128,
         _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32, _mm512_loadu_si512,
         _mm512_maskz_loadu_epi8, _mm512_maskz_mov_epi8, _mm512_set_epi64, _mm512_set1_epi8,
         _mm512_setzero_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512,
@@ -103,9 +103,11 @@ mod wide {
         _mm512_ternarylogic_epi64::<XOR3>(low, high, onto)
     }
 
-    /// `bytes` has at least [`MIN_BYTES`].
+    /// # Panics
+    /// If `bytes` has less than [`MIN_BYTES`].
     #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq,sse4.2")]
     pub(super) fn crc32c(bytes: &[u8]) -> u32 {
+        assert!(bytes.len() >= MIN_BYTES, "short input is for the lanes");
         let blocks = bytes.len().div_ceil(BLOCK);
         // The first block is filled up with zeros in front.
         let missing = blocks * BLOCK - bytes.len();
@@ -123,7 +125,9 @@ mod wide {
         let load = |block: usize| {
             debug_assert!(0 < block && block < blocks);
             // SAFETY: `start` is `missing` bytes before the slice, and `blocks` blocks after it the
-            // slice ends; the first block, which begins outside, is not loaded here.
+            // slice ends; the first block, which begins outside, is not loaded here. There are at
+            // least four blocks, as asserted, so the first chains and the second block exist. The
+            // number of blocks after the first chains is a multiple of `CHAINS`.
             unsafe { _mm512_loadu_si512(start.wrapping_add(block * BLOCK).cast()) }
         };
         let second = _mm512_xor_si512(load(1), _mm512_maskz_mov_epi8(rest_of_four, ones));
@@ -170,16 +174,15 @@ mod wide {
             _mm512_set_epi64(0, 0, f, e, d, c, b, a),
             _mm512_setzero_si512(),
         );
-        let both = |one: __m128i, other| _mm_xor_si128(one, other);
-        let first = both(
+        let first = _mm_xor_si128(
             _mm512_extracti32x4_epi32::<0>(folded),
             _mm512_extracti32x4_epi32::<1>(folded),
         );
-        let last = both(
+        let last = _mm_xor_si128(
             _mm512_extracti32x4_epi32::<2>(folded),
             _mm512_extracti32x4_epi32::<3>(block),
         );
-        let part = both(first, last);
+        let part = _mm_xor_si128(first, last);
         let low = _mm_cvtsi128_si64(part).cast_unsigned();
         let high = _mm_extract_epi64::<1>(part).cast_unsigned();
         #[allow(clippy::cast_possible_truncation, reason = "sums have 32 bits")]

@@ -223,10 +223,16 @@ fn in_child(test: &str, short: Short) {
         }
         command.uid(UID).gid(UID);
     }
-    // A process that another test starts at this moment may still hold the copy open for writing.
+    // A process that another test has just forked may hold the copy open for writing until its exec.
+    let begun = Instant::now();
     let status = loop {
         match command.status() {
-            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => {}
+            Err(error)
+                if error.kind() == ErrorKind::ExecutableFileBusy
+                    && begun.elapsed() < Duration::from_secs(60) =>
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             status => break status.expect("it starts"),
         }
     };

@@ -234,7 +234,8 @@ impl Testbed {
     fn check_switch(&self) -> Result<(), TestbedError> {
         match self.switches.is_empty() {
             true => Err(TestbedError::Refused {
-                why: "faults of a testbed that was built without any; give the builder                       Faults::default()"
+                why: "a testbed that was built without faults cannot have any; give the builder \
+                      Faults::default()"
                     .into(),
             }),
             false => Ok(()),

@@ -183,18 +183,6 @@ static void step(void)
 
 int main(int argc, char **argv)
 {
-    bsp_begin(bsp_nprocs());
-    int class = class_index(argc, argv);
-    const struct flow_problem *problem = &PROBLEMS[class];
-    make_grid(problem);
-    make_turned();
-    prepare_sums();
-
-    /* One step before the clock starts, so that all memory is in use. */
-    run(1, step);
-    double seconds = run(problem->steps, step);
-    double operations = problem->steps * (3478.8 * pow(n, 3) - 17655.7 * pow(n, 2) + 28023.7 * n);
-    int status = verify("BT", class, problem, seconds, operations);
-    bsp_end();
-    return status;
+    const double operations[4] = {3478.8, -17655.7, 28023.7, 0};
+    return solve("BT", PROBLEMS, step, operations, argc, argv);
 }

@@ -135,27 +135,30 @@ static void inverse_to_z(struct complex *to, const struct complex *by_y)
         transform(to + y * nx, outside, by_y + y * nz * nx, along_z, nz, nx, -1);
 }
 
-/* Puts the rows of each plane of y to its owner: one put for each plane. */
+/*
+ * Puts the rows [begin, end) of each of n planes, which have n_rows rows, to the owner of the plane:
+ * one put for each plane.
+ */
+static void put_planes(struct complex *to, const struct complex *from, int n, int n_rows, int begin,
+                       int end)
+{
+    int size = (end - begin) * nx;
+    for (int plane = 0; plane < n; plane++) {
+        int owner = block_owner(n, plane);
+        int offset = ((plane - block_begin(n, owner)) * n_rows + begin) * nx;
+        deliver(owner, from + plane * size, to, offset * (int)sizeof *from,
+                size * (int)sizeof *from);
+    }
+}
+
 static void put_by_y(struct complex *by_y, const struct complex *from)
 {
-    int size = (z1 - z0) * nx;
-    for (int y = 0; y < ny; y++) {
-        int owner = block_owner(ny, y), begin = block_begin(ny, owner);
-        int offset = ((y - begin) * nz + z0) * nx;
-        deliver(owner, from + y * size, by_y, offset * (int)sizeof *from,
-                  size * (int)sizeof *from);
-    }
+    put_planes(by_y, from, ny, nz, z0, z1);
 }
 
 static void put_by_z(struct complex *by_z, const struct complex *from)
 {
-    int size = (y1 - y0) * nx;
-    for (int z = 0; z < nz; z++) {
-        int owner = block_owner(nz, z), begin = block_begin(nz, owner);
-        int offset = ((z - begin) * ny + y0) * nx;
-        deliver(owner, from + z * size, by_z, offset * (int)sizeof *from,
-                  size * (int)sizeof *from);
-    }
+    put_planes(by_z, from, nz, ny, y0, y1);
 }
 
 static void fill_with_random(struct complex *by_z)

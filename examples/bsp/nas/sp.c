@@ -232,19 +232,6 @@ static void step(void)
 
 int main(int argc, char **argv)
 {
-    bsp_begin(bsp_nprocs());
-    int class = class_index(argc, argv);
-    const struct flow_problem *problem = &PROBLEMS[class];
-    make_grid(problem);
-    make_turned();
-    prepare_sums();
-
-    /* One step before the clock starts, so that all memory is in use. */
-    run(1, step);
-    double seconds = run(problem->steps, step);
-    double operations = problem->steps * (881.174 * pow(n, 3) - 4683.91 * pow(n, 2) +
-                                          11484.5 * n - 19272.4);
-    int status = verify("SP", class, problem, seconds, operations);
-    bsp_end();
-    return status;
+    const double operations[4] = {881.174, -4683.91, 11484.5, -19272.4};
+    return solve("SP", PROBLEMS, step, operations, argc, argv);
 }

@@ -63,15 +63,32 @@ static inline double run(int steps, void step(void))
     return bsp_time() - start;
 }
 
-/* The norms of a finished run; the exit status after the report. */
-static inline int verify(const char *kernel, int class, const struct flow_problem *problem,
-                         double seconds, double operations)
+/*
+ * A whole program: the problem of the class on the command line. operations are the factors of n^3,
+ * n^2, n and 1 in NPB's number of operations per step. Returns the exit status.
+ */
+static inline int solve(const char *kernel, const struct flow_problem *problems, void step(void),
+                        const double operations[4], int argc, char **argv)
 {
+    bsp_begin(bsp_nprocs());
+    int class = class_index(argc, argv);
+    const struct flow_problem *problem = &problems[class];
+    make_grid(problem);
+    make_turned();
+    prepare_sums();
+
+    /* One step before the clock starts, so that all memory is in use. */
+    run(1, step);
+    double seconds = run(problem->steps, step);
     double sums[2 * PARTS] = {0};
     compute_right();
     add_squares(sums);
     SUM(sums, 2 * PARTS);
-    return report(kernel, class, seconds, operations, are_norms_close(problem, sums));
+    double per_step = ((operations[0] * n + operations[1]) * n + operations[2]) * n + operations[3];
+    int status = report(kernel, class, seconds, problem->steps * per_step,
+                        are_norms_close(problem, sums));
+    bsp_end();
+    return status;
 }
 
 #endif

@@ -157,16 +157,15 @@ impl Sender {
             let (mut frames, mut bytes) = (0, 0);
             // Only the last segment may be shorter.
             while let Some(more) = next
-                && (frames == 0 || more.to == first.to && bytes == frames * segment)
-                && (frames == 0 || frames < most && filled < PIECES)
+                && frames < most
+                && filled < PIECES
+                && more.to == first.to
+                && bytes == frames * segment
                 && more.bytes.len().min(more.frame_bytes) <= segment
             {
                 let is_alike = more.frame_bytes >= segment;
                 let count = more.count().min(if is_alike { most - frames } else { 1 });
                 let part = more.first(count).bytes;
-                if bytes + part.len() > SEGMENTED_BYTES && frames > 0 {
-                    break;
-                }
                 self.add_piece(part, (pieces_before, &mut filled));
                 frames += count;
                 bytes += part.len();

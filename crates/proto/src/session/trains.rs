@@ -152,18 +152,7 @@ impl Session {
         slots: &mut [Slot],
         shared: &mut Shared,
     ) -> Option<(Transmit, usize)> {
-        let Frame::Unit(former_slot) = like.frame else {
-            return None;
-        };
-        let former = Header::parse(frames.filled(former_slot).0).ok()?;
-        let has_room = like.length + CREDIT_BYTES + self.keys.seals.out.bytes()
-            <= (frames.filled(former_slot).0.len()).min(self.packet_bytes());
-        if self.must_choose(has_room)
-            || !self.is_repeated_by_next(&former)
-            || !self.fits(like.length)
-        {
-            return None;
-        }
+        let former = self.repeatable(like, frames)?;
         let (first, bulk) = self.window.peek_new(self.allowed())?;
         if frames.filled(first).1 != like.length {
             return None;
@@ -172,6 +161,11 @@ impl Session {
         let has_one_lane = self.has_one_lane(bulk);
         let mut is_turn_over = self.is_turn_over();
         let (lane_id, lane_bulk) = (self.lanes[index].id, self.lanes[index].bulk);
+        let mut common = Flags::UNIT;
+        common.set(Flags::ACK);
+        if lane_bulk {
+            common.set(Flags::BULK);
+        }
         let out = &self.lanes[index].out;
         let number = out.next();
         let mut header = TrainHeader::new(&Header {
@@ -185,7 +179,8 @@ impl Session {
         let mut slot = first;
         loop {
             self.window.take_new(bulk);
-            let flags = self.train_flags(lane_bulk);
+            let mut flags = common;
+            self.request_ack(&mut flags);
             let asked = flags.has(Flags::LAST) || flags.has(Flags::ACK_WANTED);
             let piece = Piece::whole(self.window.top());
             let number = self.lanes[index]
@@ -225,22 +220,18 @@ impl Session {
         Some((self.leaving(index, Frame::Unit(first), like.length), count))
     }
 
-    /// Flags of the packet with the frame that was just taken from the queue.
-    #[inline]
-    fn train_flags(&self, bulk: bool) -> Flags {
-        let mut flags = Flags::UNIT;
-        flags.set(Flags::ACK);
-        if bulk {
-            flags.set(Flags::BULK);
-        }
-        let flying = self.window.flying() + 1;
-        if self.window.is_drained() || flying >= self.allowed() {
-            flags.set(Flags::LAST);
-        }
-        if flying * 2 >= self.pace.allowed() {
-            flags.set(Flags::ACK_WANTED);
-        }
-        flags
+    /// The header of `like`, if packets of its length may repeat it.
+    fn repeatable(&self, like: &Transmit, frames: &mut impl Frames) -> Option<Header> {
+        let Frame::Unit(slot) = like.frame else {
+            return None;
+        };
+        let (frame, _) = frames.filled(slot);
+        let has_room = like.length + CREDIT_BYTES <= self.records_limit(frame);
+        let header = Header::parse(frame).ok()?;
+        let is_alike = !self.must_choose(has_room)
+            && self.is_repeated_by_next(&header)
+            && self.fits(like.length);
+        is_alike.then_some(header)
     }
 
     /// True if the next packet must be chosen, or must carry more than its unit. A grant waits for a

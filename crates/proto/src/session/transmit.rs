@@ -250,15 +250,7 @@ impl Session {
         let mut header = self.header(Kind::Data);
         header.flags.set(Flags::UNIT);
         self.retransmission.sent(repeat);
-        // The unit has left the queue and is not yet counted as in flight.
-        let flying = self.window.flying() + 1;
-        let last = self.window.is_drained() || flying >= self.allowed();
-        if last {
-            header.flags.set(Flags::LAST);
-        }
-        if flying * 2 >= self.pace.allowed() {
-            header.flags.set(Flags::ACK_WANTED);
-        }
+        self.request_ack(&mut header.flags);
         if repeat {
             header.flags.set(Flags::REPEAT);
             shared.stats.repeats += 1;
@@ -269,7 +261,7 @@ impl Session {
         }
         // Piggybacked records do not belong to the unit, so a part cannot carry them.
         let limit = match frame {
-            Frame::Unit(_) => bytes.len().min(self.packet_bytes()) - self.keys.seals.out.bytes(),
+            Frame::Unit(_) => self.records_limit(bytes),
             _ => end,
         };
         let end = self.piggyback(&mut header, bytes, (end, limit), shared);
@@ -314,7 +306,7 @@ impl Session {
             header.flags.set(Flags::BULK);
         }
         let (bytes, records_end) = frames.filled(slot);
-        let limit = bytes.len().min(self.packet_bytes()) - self.keys.seals.out.bytes();
+        let limit = self.records_limit(bytes);
         let end = self.piggyback(&mut header, bytes, (records_end, limit), shared);
         self.finish(header, bytes, end);
         self.leaving(index, Frame::Loose(slot), end)
@@ -425,6 +417,24 @@ impl Session {
             seal: self.keys.seals.out,
             peer: Some(self.id),
         }
+    }
+
+    /// Sets the flags by which a packet requests an acknowledgement. Its unit has left the queue and
+    /// is not yet counted as in flight.
+    #[inline]
+    pub(super) fn request_ack(&self, flags: &mut Flags) {
+        let flying = self.window.flying() + 1;
+        if self.window.is_drained() || flying >= self.allowed() {
+            flags.set(Flags::LAST);
+        }
+        if flying * 2 >= self.pace.allowed() {
+            flags.set(Flags::ACK_WANTED);
+        }
+    }
+
+    /// Where the records of a packet in this frame must end.
+    pub(super) fn records_limit(&self, frame: &[u8]) -> usize {
+        frame.len().min(self.packet_bytes()) - self.keys.seals.out.bytes()
     }
 
     /// Adds acknowledgement and grants to a data packet that ends at `end`, up to `limit`. Returns
@@ -552,7 +562,7 @@ impl Session {
         let Some((slot, bytes)) = frames.allocate() else {
             return;
         };
-        let limit = bytes.len().min(self.packet_bytes()) - self.keys.seals.out.bytes();
+        let limit = self.records_limit(bytes);
         let mut end = HEADER_BYTES;
         while end + NOTICE_BYTES <= limit
             && let Some(notice) = self.channel.peek_notice()

@@ -12,7 +12,7 @@ pub const TRAIN_HEAD_BYTES: usize = HEADER_BYTES + FRAGMENT_BYTES;
 const WORDS: usize = TRAIN_HEAD_BYTES / 8;
 /// Flags that a later packet may have in addition: they concern everything up to it.
 const LATER_FLAGS: u64 = ((Flags::ACK_WANTED.0 | Flags::LAST.0) as u64) << 8;
-
+/// The flags in the first word of a header.
 const FLAGS: u64 = 0xFF << 8;
 
 /// The header of the packets of a train that is being sent, as little-endian words.
@@ -23,17 +23,12 @@ impl TrainHeader {
     pub(crate) fn new(header: &Header) -> TrainHeader {
         let mut bytes = [0; HEADER_BYTES];
         header.emit(&mut bytes);
-        let (words, _) = bytes.as_chunks::<8>();
-        let mut header = TrainHeader([0; HEADER_BYTES / 8]);
-        for (word, bytes) in header.0.iter_mut().zip(words) {
-            *word = u64::from_le_bytes(*bytes);
-        }
-        header
+        TrainHeader(words(&bytes))
     }
 
     #[inline]
     pub(crate) fn set_flags(&mut self, flags: Flags) {
-        self.0[0] = self.0[0] & !FLAGS | u64::from(flags.0) << 8;
+        self.0[0] = with_flags(self.0[0], flags);
     }
 
     /// Continues with the header of the next packet.
@@ -55,6 +50,23 @@ impl TrainHeader {
     }
 }
 
+/// The little-endian words of these bytes.
+#[inline]
+fn words<const N: usize>(bytes: &[u8]) -> [u64; N] {
+    let (chunks, _) = bytes.as_chunks::<8>();
+    let mut words = [0; N];
+    for (word, chunk) in words.iter_mut().zip(chunks) {
+        *word = u64::from_le_bytes(*chunk);
+    }
+    words
+}
+
+/// The first word of a header, with these flags instead of its own.
+#[inline]
+fn with_flags(word: u64, flags: Flags) -> u64 {
+    word & !FLAGS | u64::from(flags.0) << 8
+}
+
 /// The next packet number and unit number, which share a word.
 #[allow(clippy::cast_possible_truncation, reason = "each half is a number")]
 #[inline]
@@ -72,12 +84,7 @@ impl TrainHead {
     #[inline]
     pub(crate) fn of(packet: &[u8]) -> Option<TrainHead> {
         let head = packet.first_chunk::<TRAIN_HEAD_BYTES>()?;
-        let (words, _) = head.as_chunks::<8>();
-        let mut parsed = [0; WORDS];
-        for (parsed, word) in parsed.iter_mut().zip(words) {
-            *parsed = u64::from_le_bytes(*word);
-        }
-        Some(TrainHead(parsed))
+        Some(TrainHead(words(head)))
     }
 
     /// The head of the next packet, whose piece begins `bytes` later.
@@ -106,7 +113,7 @@ impl TrainHead {
     /// The same head with these flags.
     #[inline]
     pub(crate) fn with_flags(mut self, flags: Flags) -> TrainHead {
-        self.0[0] = self.0[0] & !FLAGS | u64::from(flags.0) << 8;
+        self.0[0] = with_flags(self.0[0], flags);
         self
     }
 
