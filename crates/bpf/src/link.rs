@@ -181,6 +181,8 @@ impl Link for Bpf {
     fn caps(&self) -> Caps {
         Caps {
             polls_per_syscall: POLLS_PER_SYSCALL,
+            // Frames reach the ring before the kernel checks them.
+            checks_frames: false,
             ..self.udp.caps()
         }
     }

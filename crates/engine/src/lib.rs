@@ -51,6 +51,7 @@ use dipole_driver::{Ready, WaitKey};
 use dipole_link::shm::{ConnId, Hub, ShmError, ShmOptions, ShmStats};
 use dipole_link::sim::SharedMemory as SimulatedMemory;
 use dipole_link::{AnyHub, Link};
+use dipole_proto::wire::Trailers as Offer;
 use dipole_proto::{Instant, Machine, PeerId};
 
 use command::Commands;
@@ -170,6 +171,9 @@ impl Engine {
         let arriving = u32::try_from(caps.receive_frames).unwrap_or(u32::MAX);
         config.window_packets = config.window_packets.min(arriving).max(4);
         config.queue_packets = arriving;
+        if !caps.checks_frames && config.trailers == Offer::KERNEL {
+            config.trailers = Offer::CRC32C;
+        }
         let trailers = Trailers::new(key, secret, &mut config);
         let lanes = packets::lanes(&link);
         let frames = FramePool::new(config.frames as usize, config.packet_bytes);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use dipole_link::{Class, Link};
-use dipole_proto::wire::Address;
+use dipole_proto::wire::{Address, Trailer};
 use dipole_proto::{LaneState, PathChange, PeerId};
 
 use super::Engine;
@@ -46,6 +46,8 @@ pub struct Paths {
     pub node: NodeId,
     /// Incarnation of the peer.
     pub incarnation: u64,
+    /// How packets to and from it are closed.
+    pub trailer: Trailer,
     /// Paths in the order of the peer's interfaces.
     pub pairs: Vec<Path>,
 }
@@ -164,6 +166,7 @@ impl Engine {
         Paths {
             node: self.core.peers.node(id),
             incarnation: self.core.peers.incarnation(id),
+            trailer: self.core.machine.trailer(id),
             pairs,
         }
     }
@@ -236,6 +239,7 @@ mod tests {
         let paths = Paths {
             node: NodeId(2),
             incarnation: 1,
+            trailer: Trailer::Crc32c,
             pairs: vec![
                 pair(0, Used, Used),
                 pair(1, Lost, Used),

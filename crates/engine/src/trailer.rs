@@ -33,7 +33,7 @@ impl Trailers {
             config.keyed = true;
             config.share = sessions.share();
             config.trailers = match key.security() {
-                Security::Off => Offer::CRC32C,
+                Security::Off => config.trailers,
                 Security::Auth => Offer::AUTH,
                 Security::Encrypt => Offer::ENCRYPT,
             };
@@ -64,6 +64,7 @@ impl Trailers {
     #[inline]
     pub(super) fn append(&mut self, frame: &mut [u8], length: usize, seal: Seal) -> bool {
         match seal {
+            Seal::Kernel { token } => put_number(frame, length, token),
             Seal::Crc32c { mask } => put_checksum(frame, length, mask),
             Seal::Proof => self.prove(frame, length),
             Seal::Session {
@@ -103,6 +104,7 @@ impl Trailers {
     ) -> Result<(), DropReason> {
         let end = addressed.packet.covered().len();
         let whole = match addressed.seal {
+            Seal::Kernel { token } => has_number(frame, end, token),
             Seal::Crc32c { mask } => checksum_is_right(frame, end, mask),
             Seal::Proof => {
                 let whole = checksum_is_right(frame, end + PROOF_BYTES, 0);
@@ -131,6 +133,7 @@ impl Trailers {
             return false;
         };
         match seal {
+            Seal::Kernel { token } => has_number(packet, end, token),
             Seal::Crc32c { mask } => checksum_is_right(packet, end, mask),
             Seal::Session {
                 serial,
@@ -154,12 +157,21 @@ impl Trailers {
 
 #[inline]
 fn put_checksum(frame: &mut [u8], end: usize, mask: u32) {
-    let sum = crc32c(&frame[..end]) ^ mask;
-    frame[end..end + CRC_BYTES].copy_from_slice(&sum.to_le_bytes());
+    put_number(frame, end, crc32c(&frame[..end]) ^ mask);
+}
+
+#[inline]
+fn put_number(frame: &mut [u8], end: usize, number: u32) {
+    frame[end..end + CRC_BYTES].copy_from_slice(&number.to_le_bytes());
 }
 
 #[inline]
 fn checksum_is_right(frame: &[u8], end: usize, mask: u32) -> bool {
+    frame.len() >= end + CRC_BYTES && has_number(frame, end, crc32c(&frame[..end]) ^ mask)
+}
+
+#[inline]
+fn has_number(frame: &[u8], end: usize, number: u32) -> bool {
     let carried = frame.get(end..end + CRC_BYTES);
-    carried.is_some_and(|carried| carried == (crc32c(&frame[..end]) ^ mask).to_le_bytes())
+    carried.is_some_and(|carried| carried == number.to_le_bytes())
 }

@@ -63,6 +63,8 @@ pub struct Caps {
     /// Longest run of small frames to one destination that is sent as one message. Such runs
     /// may also [arrive](Incoming::bytes) as one.
     pub small_run_frames: usize,
+    /// The kernel drops arriving frames whose UDP checksum is wrong.
+    pub checks_frames: bool,
 }
 
 /// Frames to send to one destination: one, or several of equal length.

@@ -146,6 +146,7 @@ impl<L: Link> Link for Multihomed<L> {
             receive_frames: one.receive_frames.min(other.receive_frames),
             polls_per_syscall: one.polls_per_syscall.min(other.polls_per_syscall),
             small_run_frames: one.small_run_frames.min(other.small_run_frames),
+            checks_frames: one.checks_frames && other.checks_frames,
         });
         least.unwrap_or_else(|| unreachable!("at least one interface"))
     }

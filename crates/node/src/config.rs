@@ -8,6 +8,7 @@ use std::time::Duration;
 use dipole_driver::nanoseconds;
 use dipole_link::fault::Plan;
 use dipole_link::udp::PortRange;
+use dipole_proto::wire::Trailers;
 
 use dipole_bpf::grant::DEFAULT_PATH;
 use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES};
@@ -17,7 +18,7 @@ use crate::bind::bind_address;
 use crate::environment;
 use crate::hosts::{Host, Hosts, MAX_INTERFACES};
 use crate::job::{self, JobError, RankPlacement};
-use crate::key::{ClusterKey, KeyError};
+use crate::key::{ClusterKey, KeyError, Security};
 #[cfg(doc)]
 use crate::limits::LIMITS_FILE;
 use crate::limits::{Bound, UserLimits};
@@ -52,6 +53,8 @@ pub mod variables {
     pub const BROKER: &str = "DIPOLE_BROKER";
     /// Bytes of each interface's receive ring, a power of two.
     pub const RING_BYTES: &str = "DIPOLE_RING_BYTES";
+    /// The checksum of packets between processes without a key: `crc32c`, or `kernel` for that of UDP.
+    pub const CHECKSUM: &str = "DIPOLE_CHECKSUM";
     /// 1 if polling a socket also polls the network card, otherwise 0.
     pub const BUSY_POLL: &str = "DIPOLE_BUSY_POLL";
     /// Limit of unread bytes in this process, separately over the network and in shared memory.
@@ -258,6 +261,34 @@ impl Config {
         self.protocol.edge_window_bytes = share(usual.edge_window_bytes);
     }
 
+    /// Reads what checks the packets.
+    fn checksum_from_env(&mut self) -> Result<(), ConfigError> {
+        let unfit = |value: String, expected: &str| ConfigError::Variable {
+            name: variables::CHECKSUM,
+            value,
+            expected: expected.into(),
+        };
+        let Some(value) = variable(variables::CHECKSUM) else {
+            return Ok(());
+        };
+        let security = self
+            .key
+            .as_ref()
+            .map_or(Security::Off, ClusterKey::security);
+        self.protocol.trailers = match (&*value, security) {
+            ("crc32c", Security::Off) => Trailers::CRC32C,
+            ("kernel", Security::Off) => Trailers::KERNEL,
+            ("crc32c" | "kernel", _) => {
+                return Err(unfit(
+                    value,
+                    "no checksum, because the cluster key protects packets",
+                ));
+            }
+            _ => return Err(unfit(value, "crc32c or kernel")),
+        };
+        Ok(())
+    }
+
     /// Reads the limits of this process and its user from the environment.
     fn limits_from_env(&mut self) -> Result<(), ConfigError> {
         if let Some(count) = number_in(variables::MAX_ENDPOINTS, 1, u32::MAX)? {
@@ -389,6 +420,7 @@ impl Config {
         if let Some(on) = number_in(variables::BUSY_POLL, 0, 1)? {
             config.busy_poll = on == 1;
         }
+        config.checksum_from_env()?;
         config.limits_from_env()?;
         config.fault = parsed(variables::FAULT, "a fault plan such as drop=0.01,seed=7")?;
         config.capture = variable(variables::CAPTURE).map(PathBuf::from);

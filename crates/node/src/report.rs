@@ -58,6 +58,7 @@ impl Report {
             incarnation,
             link: "shm".to_owned(),
             paths: String::new(),
+            check: String::new(),
             why: String::new(),
         });
         by_memory
@@ -93,6 +94,7 @@ impl Report {
                 .split_once(": ")
                 .map_or("", |(_, ways)| ways)
                 .to_owned(),
+            check: paths.trailer.name().to_owned(),
             why: why.join("; "),
         }
     }
@@ -120,6 +122,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, Links};
     use crate::registry::Registry;
+    use dipole_proto::wire::Trailer;
 
     fn pair(network: u8, small: PathState) -> Path {
         Path {
@@ -134,6 +137,7 @@ mod tests {
         Paths {
             node: NodeId(node),
             incarnation: 7,
+            trailer: Trailer::Crc32c,
             pairs,
         }
     }

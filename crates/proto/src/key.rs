@@ -27,6 +27,11 @@ pub(crate) fn mask(sender: Side, receiver: Side) -> u32 {
 /// How a packet is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Seal {
+    /// A number of the session in this direction. The kernel has checked the bytes.
+    Kernel {
+        /// Computed like a mask.
+        token: u32,
+    },
     /// A CRC32C of all bytes before it, XORed with the mask.
     Crc32c {
         /// Zero in clusters without a key.
@@ -54,9 +59,22 @@ impl Seal {
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
-            Seal::Crc32c { .. } => CRC_BYTES,
+            Seal::Kernel { .. } | Seal::Crc32c { .. } => CRC_BYTES,
             Seal::Session { .. } => Trailer::Auth.bytes(),
             Seal::Proof => PROOF_BYTES + CRC_BYTES,
+        }
+    }
+
+    /// The kind of trailer.
+    #[must_use]
+    pub fn trailer(self) -> Trailer {
+        match self {
+            Seal::Kernel { .. } => Trailer::Kernel,
+            Seal::Crc32c { .. } | Seal::Proof => Trailer::Crc32c,
+            Seal::Session { encrypts, .. } => match encrypts {
+                true => Trailer::Encrypt,
+                false => Trailer::Auth,
+            },
         }
     }
 }

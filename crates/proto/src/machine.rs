@@ -28,7 +28,9 @@ use crate::shared::Shared;
 use crate::stats::{DropReason, Stats};
 use crate::time::{Instant, SECOND};
 use crate::timer::Timers;
-use crate::wire::{Address, HEADER_BYTES, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress};
+use crate::wire::{
+    Address, HEADER_BYTES, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress, Trailer,
+};
 
 use peers::{Peer, PeerIndex, PeerTable};
 use room::RoomSearch;
@@ -290,6 +292,13 @@ impl Machine {
     #[must_use]
     pub fn round_trip_ns(&self, peer: PeerId) -> Option<u64> {
         self.session(peer)?.round_trip_ns()
+    }
+
+    /// How packets to and from this peer are closed.
+    #[must_use]
+    pub fn trailer(&self, peer: PeerId) -> Trailer {
+        let session = self.session(peer);
+        session.map_or(Trailer::Crc32c, |session| session.keys.seals.out.trailer())
     }
 
     /// Length of the longest packet to this peer, without its trailer. It falls and rises with what

@@ -238,6 +238,7 @@ impl Session {
         let here = (own_incarnation, self.id.connection(), salt);
         let there = (hello.incarnation, hello.connection, hello.salt);
         self.keys.seals = Seals::between(here, there, |mask| match trailer {
+            Trailer::Kernel => Seal::Kernel { token: mask },
             Trailer::Crc32c => Seal::Crc32c {
                 mask: if keyed { mask } else { 0 },
             },

@@ -10,7 +10,9 @@
 
 mod pair;
 
-use dipole_proto::wire::{self, Flags, HEADER_BYTES, Header, Hello, Kind, Reset, ResetReason};
+use dipole_proto::wire::{
+    self, Flags, HEADER_BYTES, Header, Hello, Kind, Reset, ResetReason, Trailer,
+};
 use dipole_proto::{Config, DropReason, EdgeId, GoneReason, KeyMismatch, PeerId, RENEWAL_NS, Seal};
 use pair::{Wire, address, close};
 
@@ -524,6 +526,57 @@ fn a_man_in_the_middle_with_a_withdrawn_key_cannot_impersonate_a_member() {
     let dropped = |reason| wire.hosts[0].machine.stats().dropped(reason);
     assert_eq!(dropped(DropReason::Violation), 0);
     assert_eq!(dropped(DropReason::UnknownConnection), 2);
+}
+
+#[test]
+fn packets_without_a_checksum_carry_the_number_of_their_session() {
+    for (first, second, agreed) in [
+        (
+            wire::Trailers::KERNEL,
+            wire::Trailers::KERNEL,
+            Trailer::Kernel,
+        ),
+        (
+            wire::Trailers::KERNEL,
+            wire::Trailers::CRC32C,
+            Trailer::Crc32c,
+        ),
+    ] {
+        let config = Config {
+            trailers: first,
+            ..Config::default()
+        };
+        let mut wire = Wire::new(1, 2, &config);
+        wire.hosts[1] = wire.host(
+            1,
+            &Config {
+                trailers: second,
+                ..config
+            },
+        );
+        wire.hosts[1].machine.open_endpoint(7);
+        let peer = wire.connect(0, 1);
+        assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
+        assert_eq!(wire.hosts[0].machine.trailer(peer), agreed);
+        let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
+        let now = wire.now;
+        wire.hosts[0].send(now, edge, b"text").expect("room");
+        assert!(wire.run(SECOND, |wire| wire.hosts[1].read(wire.now).is_some()));
+        assert_eq!(
+            wire.hosts[1].machine.stats().dropped(DropReason::Damaged),
+            0
+        );
+        // Another session's number, or none.
+        let mut stray = packet(Kind::Data, peer.connection(), Seal::OPEN, |_| 0);
+        for changed in [0, 1, 128] {
+            *stray.last_mut().expect("a trailer") ^= changed;
+            let home = wire.hosts[1].home;
+            let now = wire.now;
+            wire.hosts[0].take(now, home, &stray);
+        }
+        let damaged = wire.hosts[0].machine.stats().dropped(DropReason::Damaged);
+        assert!(damaged >= 2, "{damaged}");
+    }
 }
 
 #[test]

@@ -99,6 +99,7 @@ prop_compose! {
         share in any::<[u8; 32]>(),
         (node, initial_credit_bytes, trailers) in any::<(u32, u32, u8)>(),
         trailer in prop::sample::select(vec![
+            Trailer::Kernel,
             Trailer::Crc32c,
             Trailer::Auth,
             Trailer::Encrypt,
@@ -219,11 +220,15 @@ fn read(bytes: &[u8]) -> (Vec<Sample>, Option<Malformed>) {
 #[test]
 fn a_session_uses_the_trailer_of_the_stricter_side_or_none_is_opened() {
     let (off, auth, encrypt) = (Trailers::CRC32C, Trailers::AUTH, Trailers::ENCRYPT);
+    let kernel = Trailers::KERNEL;
     for (one, two, agreed) in [
         (off, off, Some(Trailer::Crc32c)),
         (auth, auth, Some(Trailer::Auth)),
         (auth, encrypt, Some(Trailer::Encrypt)),
         (encrypt, encrypt, Some(Trailer::Encrypt)),
+        (kernel, kernel, Some(Trailer::Kernel)),
+        (kernel, off, Some(Trailer::Crc32c)),
+        (kernel, auth, None),
         (off, auth, None),
         (off, encrypt, None),
     ] {
@@ -363,7 +368,7 @@ proptest! {
             (2, &255_u16.to_le_bytes()),
             (4, &[0; 4]),
             (28, &[0; 4]),
-            (45, &[3]),
+            (45, &[4]),
             (46, &[0]),
             (HELLO_FIXED_BYTES, &[8]),
         ];

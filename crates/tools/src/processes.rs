@@ -149,6 +149,7 @@ struct LinkLine<'a> {
     peer_pid: Option<u32>,
     link: &'a str,
     paths: &'a str,
+    check: &'a str,
     why: &'a str,
 }
 
@@ -329,6 +330,7 @@ fn link_line<'a>(one: &Found, link: &'a LinkUse, peer: Option<&Found>) -> LinkLi
         peer_pid: peer.and_then(|peer| peer.report.pid()),
         link: &link.link,
         paths: &link.paths,
+        check: &link.check,
         why: &link.why,
     }
 }
@@ -341,6 +343,9 @@ fn link_text(link: &LinkUse, peer: Option<&Found>) -> String {
     }
     if !link.paths.is_empty() {
         text += &format!(": {}", link.paths);
+    }
+    if !link.check.is_empty() {
+        text += &format!(", checked by {}", link.check);
     }
     if !link.why.is_empty() {
         text += &format!("\n        not better, since {}", link.why);

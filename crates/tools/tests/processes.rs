@@ -64,12 +64,19 @@ impl Drop for Ended {
 
 /// A receiver, and a sender that has sent something and has more to send, over these links.
 fn stream(testbed: &TempDir, link: &str) -> (Ended, Ended) {
+    checked_stream(testbed, link, ["crc32c"; 2])
+}
+
+/// Such a stream between a receiver and a sender with these checksums.
+fn checked_stream(testbed: &TempDir, link: &str, checksums: [&str; 2]) -> (Ended, Ended) {
     let receiver = dipole(testbed, &["recv", "7"])
+        .env("DIPOLE_CHECKSUM", checksums[0])
         .stdout(Stdio::null())
         .spawn()
         .expect("it starts");
     let mut sender = dipole(testbed, &["send", "1:7"])
         .env("DIPOLE_LINK", link)
+        .env("DIPOLE_CHECKSUM", checksums[1])
         .stdin(Stdio::piped())
         .spawn()
         .expect("it starts");
@@ -157,6 +164,52 @@ fn links_are_shown_with_the_reason_why_better_ones_are_not_used() {
         assert_eq!(
             said.contains("not better, since"),
             carrier == "udp",
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn the_kernels_checksum_is_used_if_both_processes_want_it() {
+    let testbed = tempfile::tempdir().expect("a directory");
+    for (checksums, used) in [
+        (["kernel", "kernel"], "kernel"),
+        (["crc32c", "kernel"], "crc32c"),
+        (["kernel", "crc32c"], "crc32c"),
+    ] {
+        let (_receiver, sender) = checked_stream(&testbed, "udp", checksums);
+        let mut links = dipole(&testbed, &["--json", "links", &sender.pid()]);
+        let said = eventually(&mut links, |said| lines(said).len() == 1);
+        assert_eq!(lines(&said)[0]["check"], used, "{said}");
+        let mut stats = dipole(&testbed, &["--json", "stats", "1:7"]);
+        let arrived = |said: &str| {
+            let counters = lines(said)[0]["counters"].clone();
+            counters["packet_bytes_received"].as_u64() >= Some(100_000)
+        };
+        eventually(&mut stats, arrived);
+    }
+}
+
+#[test]
+fn a_checksum_is_refused_where_it_would_have_no_effect() {
+    let testbed = tempfile::tempdir().expect("a directory");
+    let key = testbed.path().join("key");
+    let made = dipole(&testbed, &["key", "new"]).arg(&key).output();
+    assert!(made.expect("it starts").status.success());
+    for (checksum, with_key, word) in [
+        ("kernel", true, "the cluster key protects packets"),
+        ("md5", false, "expected crc32c or kernel"),
+    ] {
+        let mut receiver = dipole(&testbed, &["recv", "7"]);
+        receiver.env("DIPOLE_CHECKSUM", checksum);
+        if with_key {
+            receiver.env("DIPOLE_KEY", &key);
+        }
+        let output = receiver.output().expect("it starts");
+        let said = text(&output.stderr);
+        assert!(!output.status.success(), "{said}");
+        assert!(
+            said.contains("DIPOLE_CHECKSUM") && said.contains(word),
             "{said}"
         );
     }

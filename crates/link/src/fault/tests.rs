@@ -17,6 +17,7 @@ impl Link for Sink {
             receive_frames: 64,
             polls_per_syscall: 1,
             small_run_frames: 1,
+            checks_frames: false,
         }
     }
 

@@ -237,6 +237,7 @@ impl Udp {
                 true => SMALL_RUN_BYTES.div_ceil(max_frame_bytes),
                 false => 1,
             },
+            checks_frames: true,
         };
         Ok(Udp {
             local: [small.local, bulk.local],

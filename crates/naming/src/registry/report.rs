@@ -30,6 +30,8 @@ pub struct LinkUse {
     pub link: String,
     /// Pairs of addresses and their use; empty for shared memory.
     pub paths: String,
+    /// How packets are checked: `crc32c`, `kernel`, `auth` or `encrypt`; empty for shared memory.
+    pub check: String,
     /// Why no better link is used; empty if it is the best.
     pub why: String,
 }
@@ -235,6 +237,7 @@ mod tests {
             incarnation: 9,
             link: "udp".to_owned(),
             paths: "10.0.0.1 <-> 10.0.0.2 small and bulk".to_owned(),
+            check: "crc32c".to_owned(),
             why: "because".to_owned(),
         }
     }

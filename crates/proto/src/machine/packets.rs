@@ -341,7 +341,7 @@ impl Machine {
             &mut self.shared,
         );
         let index = session_index(peer);
-        if trailer != Trailer::Crc32c {
+        if matches!(trailer, Trailer::Auth | Trailer::Encrypt) {
             let (own, config) = (session.keys.own, &self.shared.config);
             self.agreements.push(Agreement {
                 serial: own.serial,

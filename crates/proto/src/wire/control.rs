@@ -12,6 +12,8 @@ pub struct Trailers(pub u8);
 /// How the packets of a session are closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Trailer {
+    /// A number of the session. The kernel checks the bytes by the checksum of UDP.
+    Kernel,
     /// CRC32C over header and records.
     Crc32c,
     /// A counter, an authentication tag over header and records, and a sum of everything.
@@ -32,8 +34,19 @@ impl Trailer {
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
-            Trailer::Crc32c => super::CRC_BYTES,
+            Trailer::Kernel | Trailer::Crc32c => super::CRC_BYTES,
             Trailer::Auth | Trailer::Encrypt => COUNTER_BYTES + TAG_BYTES + SUM_BYTES,
+        }
+    }
+
+    /// Its name in options and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Trailer::Kernel => "kernel",
+            Trailer::Crc32c => "crc32c",
+            Trailer::Auth => "auth",
+            Trailer::Encrypt => "encrypt",
         }
     }
 
@@ -42,6 +55,7 @@ impl Trailer {
             Trailer::Crc32c => 0,
             Trailer::Auth => 1,
             Trailer::Encrypt => 2,
+            Trailer::Kernel => 3,
         }
     }
 
@@ -50,6 +64,7 @@ impl Trailer {
             0 => Trailer::Crc32c,
             1 => Trailer::Auth,
             2 => Trailer::Encrypt,
+            3 => Trailer::Kernel,
             _ => return Err(Malformed::BadField("trailer")),
         })
     }
@@ -58,6 +73,8 @@ impl Trailer {
 impl Trailers {
     /// Only CRC32C, without authentication.
     pub const CRC32C: Trailers = Trailers(1);
+    /// The kernel's checksum if the peer accepts that too, otherwise CRC32C.
+    pub const KERNEL: Trailers = Trailers(8 | 1);
     /// Authentication, and encryption if the peer requires it.
     pub const AUTH: Trailers = Trailers(2 | 4);
     /// Authentication and encryption.
@@ -68,6 +85,7 @@ impl Trailers {
     #[must_use]
     pub fn agree(self, other: Trailers) -> Option<Trailer> {
         match self.0 & other.0 {
+            both if both & 8 != 0 => Some(Trailer::Kernel),
             both if both & 1 != 0 => Some(Trailer::Crc32c),
             both if both & 2 != 0 => Some(Trailer::Auth),
             both if both & 4 != 0 => Some(Trailer::Encrypt),

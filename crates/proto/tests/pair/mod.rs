@@ -19,8 +19,8 @@ pub use connect::{connect, connected};
 pub use random::Random;
 #[allow(unused_imports, reason = "not every test sends such messages")]
 pub use random::payload;
+use trailer::{checksum_of, proof, sum};
 pub use trailer::{close, is_intact, payload_of};
-use trailer::{proof, sum};
 
 #[derive(Clone)]
 pub struct Pool {
@@ -497,11 +497,7 @@ impl Host {
     pub fn take(&mut self, now: Instant, from: Address, bytes: &[u8]) {
         if let Ok(mut addressed) = self.machine.address(now, from, bytes) {
             let covered = addressed.packet.covered();
-            let (rest, mask) = match addressed.seal {
-                Seal::Crc32c { mask } => (covered.len(), mask),
-                Seal::Proof => (covered.len() + wire::PROOF_BYTES, 0),
-                Seal::Session { .. } => (covered.len() + wire::COUNTER_BYTES + wire::TAG_BYTES, 0),
-            };
+            let (rest, mask) = checksum_of(addressed.seal, covered);
             if bytes[rest..rest + wire::CRC_BYTES] == (sum(&bytes[..rest]) ^ mask).to_le_bytes() {
                 addressed.proven = addressed.requests_proof
                     && bytes[covered.len()..rest] == proof(covered, self.secret());

@@ -6,6 +6,7 @@ use dipole_proto::wire;
 /// Seals a packet as in production, but with weak hashes.
 pub fn close(bytes: &mut Vec<u8>, seal: Seal, secret: Option<[u8; 32]>) {
     let mask = match seal {
+        Seal::Kernel { token } => return bytes.extend(token.to_le_bytes()),
         Seal::Crc32c { mask } => mask,
         Seal::Proof => {
             bytes.extend(proof(bytes, secret));
@@ -24,6 +25,18 @@ pub fn close(bytes: &mut Vec<u8>, seal: Seal, secret: Option<[u8; 32]>) {
 pub fn is_intact(bytes: &[u8]) -> bool {
     let (covered, carried) = bytes.split_at(bytes.len().saturating_sub(wire::CRC_BYTES));
     carried == sum(covered).to_le_bytes()
+}
+
+/// Where the checksum of a packet with these bytes before its trailer is, and its mask.
+pub fn checksum_of(seal: Seal, covered: &[u8]) -> (usize, u32) {
+    let end = covered.len();
+    match seal {
+        // A number of the session is a checksum with this mask.
+        Seal::Kernel { token } => (end, token ^ sum(covered)),
+        Seal::Crc32c { mask } => (end, mask),
+        Seal::Proof => (end + wire::PROOF_BYTES, 0),
+        Seal::Session { .. } => (end + wire::COUNTER_BYTES + wire::TAG_BYTES, 0),
+    }
 }
 
 /// The payload of a packet of a train.
