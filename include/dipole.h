@@ -419,6 +419,26 @@ typedef void (*dp_handler)(int port, const struct dp_message *message, void *con
  * DP_ANY: any free endpoint. */
 int dp_port_open(uint32_t dpid, dp_handler handler, void *context);
 
+/*
+ * A port with a buffer: messages land in slots of it as they arrive, and the handler runs once for
+ * each, with the number of the slot (-1: the message is longer than a slot and lies elsewhere until
+ * the handler returns). The slot is free again when the handler returns 0. If it returns DP_KEEP, the
+ * slot stays taken until dp_port_release(). While no slot is free, senders wait; none of their
+ * messages is lost.
+ */
+
+#define DP_KEEP 1
+
+typedef int (*dp_slot_handler)(int port, const struct dp_message *message, int slot, void *context);
+
+/* Opens an endpoint with a handler and a buffer of slots * slot_bytes bytes, one slot after the
+ * other. Until dp_port_close() has returned, the program may access only slots that are taken. */
+int dp_port_open_into(uint32_t dpid, void *buffer, size_t slot_bytes, int slots, dp_slot_handler handler,
+                      void *context);
+
+/* Frees a slot; from any thread, also before the handler returns. EINVAL if it is free. */
+int dp_port_release(int port, int slot);
+
 /* Stores the address of the port's endpoint. */
 int dp_port_address(int port, struct dp_address *address);
 

@@ -92,6 +92,11 @@ pub(crate) enum Failure {
          the handler, to reply to the message that it is running for"
     )]
     NoHandler { number: c_int },
+    #[error(
+        "slot {slot} of port {number} is not taken; release a slot once, after the handler returned \
+         DP_KEEP or while it runs"
+    )]
+    FreeSlot { number: c_int, slot: c_int },
     #[error("fewer than {handled} messages of port {number} {}", not_handled(.waited.as_ref()))]
     NotHandled {
         number: c_int,
@@ -343,9 +348,10 @@ impl Failure {
             },
             Failure::Inherited { .. } => libc::ESTALE,
             Failure::NoMessage { .. } => libc::EAGAIN,
-            Failure::NotHeld | Failure::NoHandler { .. } | Failure::Unattached { .. } => {
-                libc::EINVAL
-            }
+            Failure::NotHeld
+            | Failure::NoHandler { .. }
+            | Failure::FreeSlot { .. }
+            | Failure::Unattached { .. } => libc::EINVAL,
             Failure::Null { .. } | Failure::Misaligned { .. } => libc::EFAULT,
             Failure::Config(_)
             | Failure::Hosts(_)

@@ -54,7 +54,8 @@ pub use options::{
     dp_init, dp_open_with,
 };
 pub use port::{
-    Handler, dp_port_address, dp_port_close, dp_port_open, dp_port_reply, dp_port_wait,
+    DP_KEEP, Handler, SlotHandler, dp_port_address, dp_port_close, dp_port_open, dp_port_open_into,
+    dp_port_release, dp_port_reply, dp_port_wait,
 };
 pub use query::{
     dp_error, dp_own_address, dp_rank, dp_rank_address, dp_rank_of, dp_size, dp_stats, dp_strerror,

@@ -259,6 +259,18 @@ fn a_port_runs_its_handler_for_another_process() {
 }
 
 #[test]
+fn messages_of_another_process_land_in_the_slots_of_a_port() {
+    let bench = Bench::new();
+    let program = bench.compile("port_slots");
+    for link in ["auto", "udp"] {
+        let mut command = bench.command(&program);
+        let output = harness::run(command.env("DIPOLE_LINK", link).arg("55"));
+        let expected = "167 in the handler, 333 by the worker, 1 outside\n";
+        assert_eq!(output, expected, "{link}");
+    }
+}
+
+#[test]
 fn a_group_continues_without_a_killed_member() {
     let bench = Bench::new();
     let program = bench.compile("group");

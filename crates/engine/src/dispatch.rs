@@ -159,9 +159,7 @@ impl Dispatch {
         let Some(state) = self.endpoints.get_mut(arrival.target) else {
             return false;
         };
-        state
-            .inbox
-            .push_with(arrival.charge, arrival.origin, length, fill);
+        push_whole(state, &mut self.receives, arrival, length, fill);
         mark_ready(state, &mut self.newly_ready, &mut self.ports);
         ready.notify(WaitKey::Endpoint(arrival.target));
         true
@@ -189,10 +187,8 @@ impl Dispatch {
             return;
         };
         for message in run {
-            let (charge, origin, length) = (arrival.charge, arrival.origin, message.len());
-            state.inbox.push_with(charge, origin, length, |place| {
-                place.copy_from_slice(message);
-            });
+            let fill = |place: &mut [u8]| place.copy_from_slice(message);
+            push_whole(state, &mut self.receives, arrival, message.len(), fill);
         }
         mark_ready(state, &mut self.newly_ready, &mut self.ports);
         ready.notify(WaitKey::Endpoint(arrival.target));
@@ -311,7 +307,7 @@ impl Dispatch {
         ready: &mut Ready,
     ) {
         if let Some(state) = self.endpoints.get_mut(arrival.target) {
-            self.receives.completed(offer, total);
+            self.receives.completed(arrival.target, offer, total);
             (state.inbox).push_placed(arrival.charge, arrival.origin, (total, offer));
             mark_ready(state, &mut self.newly_ready, &mut self.ports);
             ready.notify(WaitKey::Endpoint(arrival.target));
@@ -332,6 +328,11 @@ impl Dispatch {
         }
     }
 
+    /// Adds the offer of a port's slot.
+    pub(super) fn offer_slot(&mut self, endpoint: u32, memory: &Memory) {
+        self.receives.offer_slot(endpoint, memory);
+    }
+
     /// The offer that holds the oldest message of an endpoint, if any.
     pub(super) fn next_placed(&self, endpoint: u32) -> Option<OfferId> {
         self.endpoints.get(endpoint)?.inbox.next_placed()
@@ -344,7 +345,9 @@ impl Dispatch {
         let found = self.receives.with(endpoint, memory).map(|it| it.id);
         placed.is_some()
             && placed == found
-            && found.and_then(|id| self.receives.withdraw(id)).is_some()
+            && found
+                .and_then(|id| self.receives.withdraw(endpoint, id))
+                .is_some()
     }
 
     /// Withdraws all offers of an endpoint whose messages are being received elsewhere.
@@ -365,7 +368,7 @@ impl Dispatch {
 
     /// Withdraws an offer; its contents are copied into a buffer.
     pub(super) fn withdraw_offered(&mut self, endpoint: u32, id: OfferId) {
-        let Some(receive) = self.receives.withdraw(id) else {
+        let Some(receive) = self.receives.withdraw(endpoint, id) else {
             return;
         };
         match receive.state {
@@ -455,6 +458,27 @@ impl Dispatch {
             .retain(|assembly| assembly.edge.peer != peer);
         self.unreliable.retain(|unreliable| unreliable.peer != peer);
         self.receives.forget_peer(peer);
+    }
+}
+
+/// Adds a whole message to an inbox: it lands in a slot of the port if one is free for it.
+#[inline]
+fn push_whole(
+    state: &mut EndpointState,
+    offers: &mut OfferTable,
+    arrival: &Arrival,
+    length: usize,
+    fill: impl FnOnce(&mut [u8]),
+) {
+    let (charge, origin) = (arrival.charge, arrival.origin);
+    if !offers.is_empty()
+        && let Some(slot) = offers.claim_slot(arrival.target, length, state.inbox.len())
+    {
+        let filled = slot.memory.fill(0, length, fill);
+        debug_assert!(filled.is_ok(), "slots are revoked after their port");
+        state.inbox.push_placed(charge, origin, (length, slot.id));
+    } else {
+        state.inbox.push_with(charge, origin, length, fill);
     }
 }
 

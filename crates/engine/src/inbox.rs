@@ -388,6 +388,12 @@ impl Inbox {
         token
     }
 
+    /// Length of the oldest message if it is not a notice.
+    pub(crate) fn next_payload(&self) -> Option<usize> {
+        let message = &self.queue.front()?.message;
+        (!message.is_notice).then(|| message.length())
+    }
+
     /// Length of the oldest message.
     pub(crate) fn next_length(&self) -> Option<usize> {
         self.queue.front().map(|token| token.message.length())

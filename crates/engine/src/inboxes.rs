@@ -4,7 +4,7 @@ use dipole_link::Region as Memory;
 use dipole_proto::{Instant, PeerId};
 
 use super::Engine;
-use super::endpoints::{Notifies, PortRef};
+use super::endpoints::Notifies;
 use super::receives::OfferState;
 use crate::address::{Address, EndpointId};
 use crate::inbox::{Charge, Token};
@@ -40,7 +40,7 @@ impl Engine {
 
     /// Takes the oldest message without withdrawing offers.
     #[inline]
-    fn pop(&mut self, now: Instant, endpoint: u32) -> Option<Message> {
+    pub(super) fn pop(&mut self, now: Instant, endpoint: u32) -> Option<Message> {
         let state = self.core.dispatch.endpoints.get_mut(endpoint)?;
         let Token { charge, message } = state.inbox.pop()?;
         let exported = state.notifies == Notifies::Descriptor;
@@ -179,50 +179,6 @@ impl Engine {
             self.unsignal(endpoint);
         }
         taken
-    }
-
-    /// From now on, an endpoint's messages are passed to a port's handler.
-    pub fn set_port(&mut self, endpoint: u32, port: PortRef) {
-        let dispatch = &mut self.core.dispatch;
-        if let Some(state) = dispatch.endpoints.get_mut(endpoint) {
-            state.notifies = Notifies::Port(port);
-            state.listed = !state.inbox.is_empty();
-            dispatch.ports.extend(state.listed.then_some(endpoint));
-        }
-    }
-
-    /// True if a port has a message and its handler is not running.
-    #[inline]
-    pub fn has_port_message(&self) -> bool {
-        !self.core.dispatch.ports.is_empty()
-    }
-
-    /// Takes the next message for a port. The endpoint is skipped until
-    /// [`port_returned`](Self::port_returned).
-    pub fn take_for_port(&mut self, now: Instant) -> Option<(u32, PortRef, Message)> {
-        loop {
-            let endpoint = self.core.dispatch.ports.pop_front()?;
-            let state = self.core.dispatch.endpoints.get(endpoint);
-            let Some(Notifies::Port(port)) = state.map(|state| state.notifies) else {
-                continue;
-            };
-            if let Some(message) = self.take(now, endpoint) {
-                return Some((endpoint, port, message));
-            }
-            self.port_returned(endpoint, port);
-        }
-    }
-
-    /// The handler of a port returned: its next message may be handled.
-    #[inline]
-    pub fn port_returned(&mut self, endpoint: u32, port: PortRef) {
-        let dispatch = &mut self.core.dispatch;
-        if let Some(state) = dispatch.endpoints.get_mut(endpoint)
-            && state.notifies == Notifies::Port(port)
-        {
-            state.listed = !state.inbox.is_empty();
-            dispatch.ports.extend(state.listed.then_some(endpoint));
-        }
     }
 
     /// True if a message is waiting at this endpoint.

@@ -4,12 +4,14 @@
 //! A waiting receiver offers memory if no message is waiting; posted receives offer several
 //! pieces at once. An arriving long message gets the first piece that no earlier message will
 //! need, if it fits. If the message is then received elsewhere, or the receiver leaves, the offer
-//! is withdrawn and its contents are copied into a buffer.
+//! is withdrawn and its contents are copied into a buffer. Slots of a port also get messages that
+//! arrive as a whole.
 
 use std::sync::Arc;
 
 use dipole_link::Region as Memory;
 use dipole_proto::{EdgeId, PeerId};
+use rustc_hash::FxHashMap;
 
 use crate::inbox::{Buffer, Buffers};
 
@@ -54,26 +56,35 @@ pub(super) enum OfferState {
 #[derive(Debug)]
 pub(super) struct Offer {
     pub(super) id: OfferId,
-    endpoint: u32,
     pub(super) memory: Memory,
     pub(super) state: OfferState,
+}
+
+/// The offers of one endpoint, oldest first.
+#[derive(Debug, Default)]
+struct Offers {
+    all: Vec<Offer>,
+    /// They are slots of a port.
+    are_slots: bool,
 }
 
 /// All offers, in order for each endpoint.
 #[derive(Debug, Default)]
 pub(super) struct OfferTable {
-    all: Vec<Offer>,
+    by_endpoint: FxHashMap<u32, Offers>,
+    count: usize,
     last_id: OfferId,
 }
 
 impl OfferTable {
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.all.is_empty()
+        self.count == 0
     }
 
     pub(super) fn of(&self, endpoint: u32) -> impl Iterator<Item = &Offer> {
-        self.all.iter().filter(move |it| it.endpoint == endpoint)
+        let offers = self.by_endpoint.get(&endpoint);
+        offers.into_iter().flat_map(|offers| &offers.all)
     }
 
     pub(super) fn with(&self, endpoint: u32, memory: &Memory) -> Option<&Offer> {
@@ -84,12 +95,24 @@ impl OfferTable {
     pub(super) fn offer(&mut self, endpoint: u32, memory: &Memory) {
         if self.with(endpoint, memory).is_none() {
             self.last_id = self.last_id.wrapping_add(1);
-            self.all.push(Offer {
-                id: self.last_id,
-                endpoint,
-                memory: memory.clone(),
-                state: OfferState::Free,
-            });
+            self.count += 1;
+            self.by_endpoint
+                .entry(endpoint)
+                .or_default()
+                .all
+                .push(Offer {
+                    id: self.last_id,
+                    memory: memory.clone(),
+                    state: OfferState::Free,
+                });
+        }
+    }
+
+    /// Adds the offer of a port's slot after the existing ones.
+    pub(super) fn offer_slot(&mut self, endpoint: u32, memory: &Memory) {
+        self.offer(endpoint, memory);
+        if let Some(offers) = self.by_endpoint.get_mut(&endpoint) {
+            offers.are_slots = true;
         }
     }
 
@@ -102,38 +125,78 @@ impl OfferTable {
         total: usize,
         ahead: usize,
     ) -> Option<AssemblyBuffer> {
-        let of_endpoint = self.all.iter_mut().filter(|it| it.endpoint == endpoint);
-        let mut free = of_endpoint.filter(|it| it.state == OfferState::Free);
-        let found = free.nth(ahead).filter(|it| total <= it.memory.bytes())?;
+        let offers = self.by_endpoint.get_mut(&endpoint)?;
+        let found = offers.free(total, ahead)?;
         found.state = OfferState::Pieces(edge, sequence);
         Some(AssemblyBuffer::Offered(found.memory.clone(), found.id))
     }
 
+    /// Claims a port's slot for a message of `total` bytes that has arrived as a whole, while
+    /// `unread` messages are waiting.
+    pub(super) fn claim_slot(
+        &mut self,
+        endpoint: u32,
+        total: usize,
+        unread: usize,
+    ) -> Option<&Offer> {
+        let offers = self.by_endpoint.get_mut(&endpoint)?;
+        if !offers.are_slots {
+            return None;
+        }
+        let landed = |it: &&Offer| matches!(it.state, OfferState::Message(_));
+        let ahead = unread.saturating_sub(offers.all.iter().filter(landed).count());
+        let found = offers.free(total, ahead)?;
+        found.state = OfferState::Message(total);
+        Some(found)
+    }
+
     /// Marks a message in offered memory as complete.
-    pub(super) fn completed(&mut self, id: OfferId, total: usize) {
-        if let Some(found) = self.all.iter_mut().find(|it| it.id == id) {
+    pub(super) fn completed(&mut self, endpoint: u32, id: OfferId, total: usize) {
+        let offers = self.by_endpoint.get_mut(&endpoint);
+        let mut all = offers.into_iter().flat_map(|offers| &mut offers.all);
+        if let Some(found) = all.find(|it| it.id == id) {
             found.state = OfferState::Message(total);
         }
     }
 
     /// Removes an offer and returns it with its contents.
-    pub(super) fn withdraw(&mut self, id: OfferId) -> Option<Offer> {
-        let at = self.all.iter().position(|it| it.id == id)?;
-        Some(self.all.remove(at))
+    pub(super) fn withdraw(&mut self, endpoint: u32, id: OfferId) -> Option<Offer> {
+        let offers = self.by_endpoint.get_mut(&endpoint)?;
+        let at = offers.all.iter().position(|it| it.id == id)?;
+        let withdrawn = offers.all.remove(at);
+        self.count -= 1;
+        if offers.all.is_empty() && !offers.are_slots {
+            self.by_endpoint.remove(&endpoint);
+        }
+        Some(withdrawn)
     }
 
     /// Removes the offers of a closed endpoint.
     pub(super) fn forget_endpoint(&mut self, endpoint: u32) {
-        self.all.retain(|it| it.endpoint != endpoint);
+        let forgotten = self.by_endpoint.remove(&endpoint);
+        self.count -= forgotten.map_or(0, |offers| offers.all.len());
     }
 
     /// Frees offers that hold incomplete messages of a peer that is gone.
     pub(super) fn forget_peer(&mut self, peer: PeerId) {
-        for it in &mut self.all {
+        let all = self.by_endpoint.values_mut();
+        for it in all.flat_map(|offers| &mut offers.all) {
             if matches!(it.state, OfferState::Pieces(edge, _) if edge.peer == peer) {
                 it.state = OfferState::Free;
             }
         }
+    }
+}
+
+impl Offers {
+    /// The first free memory that `ahead` earlier messages leave, if a message of `total` bytes
+    /// fits.
+    fn free(&mut self, total: usize, ahead: usize) -> Option<&mut Offer> {
+        let mut free = self
+            .all
+            .iter_mut()
+            .filter(|it| it.state == OfferState::Free);
+        free.nth(ahead).filter(|it| total <= it.memory.bytes())
     }
 }
 
@@ -216,10 +279,32 @@ mod tests {
         assert_eq!(claimed(&mut receives, &memories, (0, 0), (10, 0)), Some(0));
         assert_eq!(claimed(&mut receives, &memories, (0, 1), (10, 0)), Some(1));
         let [first, second] = [0, 1].map(|at| receives.with(7, &memories[at]).expect("offered").id);
-        receives.completed(first, 10);
+        receives.completed(7, first, 10);
         receives.forget_peer(peer());
-        let state = [first, second].map(|id| receives.withdraw(id).expect("offered").state);
+        let state = [first, second].map(|id| receives.withdraw(7, id).expect("offered").state);
         assert_eq!(state, [OfferState::Message(10), OfferState::Free]);
+        assert!(receives.is_empty());
+    }
+
+    #[test]
+    fn only_slots_of_a_port_take_whole_messages_and_leave_room_for_unread_ones() {
+        let (mut receives, memories) = offered(&[100, 100]);
+        assert!(receives.claim_slot(7, 10, 0).is_none());
+        for memory in &memories {
+            receives.offer_slot(8, memory);
+        }
+        let mut claim = |total, unread| {
+            let found = receives.claim_slot(8, total, unread)?;
+            memories.iter().position(|it| it.is_same(&found.memory))
+        };
+        assert_eq!(claim(101, 0), None);
+        assert_eq!(claim(100, 1), Some(1));
+        // One of the two unread messages is in the second slot; the first one is for the other.
+        assert_eq!(claim(10, 2), None);
+        assert_eq!(claim(10, 1), Some(0));
+        receives.forget_endpoint(8);
+        assert_eq!(receives.of(8).count(), 0);
+        receives.forget_endpoint(7);
         assert!(receives.is_empty());
     }
 }

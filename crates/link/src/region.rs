@@ -15,10 +15,13 @@ use crate::segment::{MapFlags, Segment};
 
 const WORD_BYTES: usize = size_of::<AtomicU64>();
 
-/// A handle to a memory region; clones refer to the same memory.
+/// A handle to a memory region or to a [part](Self::part) of one; clones refer to the same memory.
 #[derive(Clone, Debug)]
 pub struct Region {
     bytes: Arc<RwLock<Bytes>>,
+    /// Offset of the part in the region, and its length at most.
+    start: usize,
+    limit: usize,
 }
 
 /// Memory of a region, accessed under the region's lock.
@@ -66,6 +69,9 @@ pub enum RegionError {
         /// Size of the region; 0 once it is revoked.
         bytes: usize,
     },
+    /// A port needs at least one slot of at least one byte.
+    #[error("a buffer for messages needs at least one slot of at least one byte")]
+    NoSlot,
     /// A word does not start at a multiple of 8 bytes.
     #[error("no word starts at offset {offset}: it is not a multiple of 8")]
     Misaligned {
@@ -131,10 +137,64 @@ impl Region {
         use_it(&lent.0)
     }
 
+    /// A part of the memory, whose offset 0 is `offset` here. It shares the memory: while one is
+    /// accessed, the other waits, and revoking one revokes both.
+    ///
+    /// # Errors
+    /// [`RegionError::OutOfBounds`].
+    pub fn part(&self, offset: usize, length: usize) -> Result<Region, RegionError> {
+        self.at(&self.shared(), offset, length)?;
+        Ok(Region {
+            bytes: Arc::clone(&self.bytes),
+            start: self.start + offset,
+            limit: length,
+        })
+    }
+
     fn of(bytes: Bytes) -> Region {
         Region {
             bytes: Arc::new(RwLock::new(bytes)),
+            start: 0,
+            limit: usize::MAX,
         }
+    }
+
+    /// Size of what this handle refers to.
+    fn length(&self, bytes: &Bytes) -> usize {
+        bytes.length.saturating_sub(self.start).min(self.limit)
+    }
+
+    /// Finds a range of what this handle refers to.
+    fn at(&self, bytes: &Bytes, offset: usize, length: usize) -> Result<NonNull<u8>, RegionError> {
+        let all = self.length(bytes);
+        match offset.checked_add(length) {
+            Some(end) if end <= all => {
+                let start = self.start.min(bytes.length) + offset;
+                // SAFETY: in bounds, as just checked: `self.start + all` is at most the memory's
+                // length; without memory, `all` and `offset` are 0.
+                Ok(unsafe { bytes.start.add(start) })
+            }
+            _ => Err(RegionError::OutOfBounds {
+                offset,
+                length,
+                bytes: all,
+            }),
+        }
+    }
+
+    fn with_word<R>(
+        &self,
+        bytes: &Bytes,
+        offset: usize,
+        act: impl FnOnce(&AtomicU64) -> R,
+    ) -> Result<R, RegionError> {
+        let at = self.at(bytes, offset, WORD_BYTES)?.cast::<AtomicU64>();
+        if !at.is_aligned() {
+            return Err(RegionError::Misaligned { offset });
+        }
+        // SAFETY: in bounds of the memory, which the borrow keeps alive, and aligned; every bit
+        // pattern is a valid value. Plain writes happen only under the exclusive lock.
+        Ok(act(unsafe { at.as_ref() }))
     }
 
     fn shared(&self) -> RwLockReadGuard<'_, Bytes> {
@@ -148,13 +208,14 @@ impl Region {
     /// Size in bytes; 0 once it is revoked.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.shared().length
+        self.length(&self.shared())
     }
 
-    /// True if both are clones of the same region.
+    /// True if both are clones of the same region, or of the same part of it.
     #[must_use]
     pub fn is_same(&self, other: &Region) -> bool {
         Arc::ptr_eq(&self.bytes, &other.bytes)
+            && (self.start, self.limit) == (other.start, other.limit)
     }
 
     /// Ends all access through this region and its clones. Waits for accesses in progress.
@@ -173,7 +234,7 @@ impl Region {
         look: impl FnOnce(&[u8]) -> R,
     ) -> Result<R, RegionError> {
         let bytes = self.shared();
-        let at = bytes.at(offset, length)?;
+        let at = self.at(&bytes, offset, length)?;
         // SAFETY: in bounds of memory that lives as long as the lock is held; the lock excludes
         // writers. Any bit pattern is a valid `u8`.
         Ok(look(unsafe {
@@ -192,7 +253,7 @@ impl Region {
         fill: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<R, RegionError> {
         let bytes = self.exclusive();
-        let at = bytes.at(offset, length)?;
+        let at = self.at(&bytes, offset, length)?;
         // SAFETY: as in `show`; the lock is held exclusively.
         Ok(fill(unsafe {
             NonNull::slice_from_raw_parts(at, length).as_mut()
@@ -220,8 +281,7 @@ impl Region {
     /// # Errors
     /// [`RegionError::OutOfBounds`] or [`RegionError::Misaligned`].
     pub fn load(&self, offset: usize) -> Result<u64, RegionError> {
-        self.shared()
-            .with_word(offset, |word| word.load(Ordering::Acquire))
+        self.with_word(&self.shared(), offset, |word| word.load(Ordering::Acquire))
     }
 
     /// Stores the word at `offset`.
@@ -229,8 +289,9 @@ impl Region {
     /// # Errors
     /// [`RegionError::OutOfBounds`] or [`RegionError::Misaligned`].
     pub fn store(&self, offset: usize, value: u64) -> Result<(), RegionError> {
-        self.exclusive()
-            .with_word(offset, |word| word.store(value, Ordering::Release))
+        self.with_word(&self.exclusive(), offset, |word| {
+            word.store(value, Ordering::Release);
+        })
     }
 
     /// Adds to the word at `offset`, wrapping around; returns the old value.
@@ -238,8 +299,9 @@ impl Region {
     /// # Errors
     /// [`RegionError::OutOfBounds`] or [`RegionError::Misaligned`].
     pub fn fetch_add(&self, offset: usize, value: u64) -> Result<u64, RegionError> {
-        self.exclusive()
-            .with_word(offset, |word| word.fetch_add(value, Ordering::AcqRel))
+        self.with_word(&self.exclusive(), offset, |word| {
+            word.fetch_add(value, Ordering::AcqRel)
+        })
     }
 
     /// Sets the word at `offset` to `new` if it is `expected`; returns the old value.
@@ -247,7 +309,7 @@ impl Region {
     /// # Errors
     /// [`RegionError::OutOfBounds`] or [`RegionError::Misaligned`].
     pub fn compare_swap(&self, offset: usize, expected: u64, new: u64) -> Result<u64, RegionError> {
-        self.exclusive().with_word(offset, |word| {
+        self.with_word(&self.exclusive(), offset, |word| {
             let swapped = word.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire);
             swapped.unwrap_or_else(|found| found)
         })
@@ -260,32 +322,6 @@ impl Bytes {
         length: 0,
         _segment: None,
     };
-
-    fn at(&self, offset: usize, length: usize) -> Result<NonNull<u8>, RegionError> {
-        match offset.checked_add(length) {
-            // SAFETY: in bounds, as just checked.
-            Some(end) if end <= self.length => Ok(unsafe { self.start.add(offset) }),
-            _ => Err(RegionError::OutOfBounds {
-                offset,
-                length,
-                bytes: self.length,
-            }),
-        }
-    }
-
-    fn with_word<R>(
-        &self,
-        offset: usize,
-        act: impl FnOnce(&AtomicU64) -> R,
-    ) -> Result<R, RegionError> {
-        let at = self.at(offset, WORD_BYTES)?.cast::<AtomicU64>();
-        if !at.is_aligned() {
-            return Err(RegionError::Misaligned { offset });
-        }
-        // SAFETY: in bounds of the memory, which the borrow keeps alive, and aligned; every bit
-        // pattern is a valid value. Plain writes happen only under the exclusive lock.
-        Ok(act(unsafe { at.as_ref() }))
-    }
 }
 
 #[cfg(test)]
@@ -342,6 +378,35 @@ mod tests {
                 assert!(matches!(written, RegionError::OutOfBounds { .. }));
             }
             region.read(64, &mut []).expect("nothing at the end");
+        });
+    }
+
+    #[test]
+    fn a_part_reaches_its_own_bytes_only_until_the_region_is_revoked() {
+        lent(|region| {
+            let part = region.part(16, 24).expect("inside");
+            assert_eq!(part.bytes(), 24);
+            part.write(0, b"here").expect("inside");
+            let mut found = [0; 4];
+            region.read(16, &mut found).expect("inside");
+            assert_eq!(&found, b"here");
+            assert_eq!(part.fetch_add(16, 7).expect("a word"), 0);
+            assert_eq!(region.load(32).expect("a word"), 7);
+            for (offset, length) in [(24, 1), (20, 5), (usize::MAX, 1)] {
+                assert!(part.write(offset, &vec![0; length]).is_err());
+            }
+            assert!(part.load(24).is_err());
+            assert!(region.part(60, 5).is_err());
+            let inner = part.part(8, 8).expect("inside");
+            inner.write(0, b"x").expect("inside");
+            region.read(24, &mut found[..1]).expect("inside");
+            assert_eq!(found[0], b'x');
+            assert!(!part.is_same(region) && !part.is_same(&inner));
+            assert!(inner.is_same(&region.part(24, 8).expect("inside")));
+            region.revoke();
+            assert_eq!(part.bytes(), 0);
+            assert!(inner.write(0, b"x").is_err());
+            inner.read(0, &mut []).expect("nothing");
         });
     }
 

@@ -23,9 +23,11 @@ use crate::inner::Inner;
 use crate::owner::EndpointOwner;
 use crate::region::{Region, RegionMemory, Rights};
 use crate::registry::{Claim, Ports};
+use crate::slots::SlotRef;
 use crate::{Message, Pool};
 use dipole_driver::Timeout;
 use dipole_engine::{Context, Operation};
+use dipole_proto::PeerId;
 use send::More;
 
 /// Context of a queued reply: reply edges have no completion queue.
@@ -132,8 +134,16 @@ impl Endpoint {
     /// its replies, if 1024 of them are queued, or 32 MiB in this process. Those of
     /// [`send`](Self::send).
     pub fn reply(&self, message: &Message, payload: &[u8]) -> Result<(), SendError> {
+        self.reply_to((message.source(), message.peer()), payload)
+    }
+
+    /// Replies to an endpoint of a process: see [`reply`](Self::reply).
+    pub(crate) fn reply_to(
+        &self,
+        (to, peer): (Address, PeerId),
+        payload: &[u8],
+    ) -> Result<(), SendError> {
         self.check_usable()?;
-        let (to, peer) = (message.source(), message.peer());
         let source = self.id().0;
         let id = self.inner.driver.with_last(|state, now| {
             let (engine, edges, _) = state.parts();
@@ -154,6 +164,14 @@ impl Endpoint {
                 self.inner.post(id, post)
             }
             sent => sent,
+        }
+    }
+
+    /// Frees a slot of a port on this endpoint.
+    pub(crate) fn release_slot(&self, slot: SlotRef) {
+        if !self.inner.is_forked() {
+            let driver = &self.inner.driver;
+            driver.with_last(|state, _| state.release_slot(slot));
         }
     }
 

@@ -36,6 +36,7 @@ mod endpoint;
 mod error;
 mod handlers;
 mod inner;
+mod landed;
 mod links;
 pub mod log;
 mod node;
@@ -47,6 +48,7 @@ mod queues;
 mod receives;
 mod region;
 mod report;
+mod slots;
 mod stats;
 
 use dipole_naming::{address, environment, key, limits, lines, liveness};
@@ -70,7 +72,7 @@ pub use dipole_model::Choices;
 pub use dipole_naming::environment::{default_runtime_dir, profile_dir, trace_dir, variable};
 pub use dipole_naming::{hosts, job, registry};
 pub use dipole_proto::wire::{RefusedReason, ResetReason};
-pub use dipole_proto::{Config as ProtocolConfig, Stats as ProtocolStats};
+pub use dipole_proto::{Config as ProtocolConfig, PeerId, Stats as ProtocolStats};
 pub use edge::Edge;
 pub use edges::OverflowPolicy;
 pub use endpoint::Endpoint;
@@ -79,10 +81,12 @@ pub use hosts::MAX_INTERFACES;
 pub use key::{
     ClusterKey, KEY_BYTES, KeyError, KeyMismatch, MAC_BYTES, MacKey, Role as KeyRole, Security,
 };
+pub use landed::{Landed, SlotMessage};
 pub use limits::{Bound, LIMITS_FILE, LimitReached, UserLimits};
 pub use lines::FileError;
 pub use node::Node;
 pub use port::{ActivePort, PortContext};
 pub use queues::{Completion, CompletionCounts};
 pub use region::{Outcome, Region, RegionError, RegionMemory, Rights};
+pub use slots::Slots;
 pub use stats::Stats;

@@ -15,12 +15,14 @@ use crate::edges::{Connector, EdgeTable, Policy};
 use crate::endpoint::Endpoint;
 use crate::error::{CloseError, OpenError, out_of_descriptors};
 use crate::inner::Inner;
+use crate::landed::Landed;
 use crate::limits::{LIMITS_FILE, UserLimits};
 use crate::links::open_link;
 use crate::port::{ActivePort, PortContext};
 use crate::process::ProcessState;
 use crate::progress::ProgressThread;
 use crate::registry::{ClaimError, Directory, Ports, Registry, RegistryError};
+use crate::slots::Slots;
 use crate::stats::Stats;
 use dipole_driver::Clock;
 use dipole_driver::Driver;
@@ -174,6 +176,36 @@ impl Node {
         let started = self.inner.progress.start_both(&self.inner.driver);
         started.map_err(OpenError::Sleep)?;
         Ok(ActivePort::new(&self.inner, endpoint, handler))
+    }
+
+    /// Opens an endpoint whose messages land in `slots` and are then passed to `handler`.
+    ///
+    /// A message is stored in a free slot as it arrives; the handler runs once for it. A slot is
+    /// free again when its [`SlotMessage`](crate::SlotMessage) is dropped. While none is free,
+    /// messages wait in the endpoint's token buffer pool and the credit of their senders is used
+    /// up, so senders wait; none is lost. A message that is longer than a slot is passed to the
+    /// handler outside the slots.
+    ///
+    /// # Errors
+    /// The errors of [`open_port`](Self::open_port).
+    ///
+    /// # Source
+    /// The active ports of GAMMA §2, whose receiver names a handler and a destination buffer.
+    pub fn open_port_into(
+        &self,
+        id: EndpointId,
+        slots: Slots,
+        handler: impl FnMut(&PortContext, Landed) + Send + 'static,
+    ) -> Result<ActivePort, OpenError> {
+        let endpoint = self.endpoint(id)?;
+        let started = self.inner.progress.start_both(&self.inner.driver);
+        started.map_err(OpenError::Sleep)?;
+        Ok(ActivePort::with_slots(
+            &self.inner,
+            endpoint,
+            slots,
+            handler,
+        ))
     }
 
     /// Opens an endpoint with a free number from [`EndpointId::EPHEMERAL`].

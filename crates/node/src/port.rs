@@ -11,18 +11,25 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dipole_engine::PortRef;
-use dipole_proto::Instant;
+use dipole_proto::{Instant, PeerId};
 
 use crate::address::Address;
 use crate::edge::Edge;
-use crate::error::{PortError, SendError};
+use crate::error::{OpenError, PortError, SendError};
 use crate::inner::Inner;
+use crate::landed::{Landed, SlotMessage};
 use crate::process::ProcessState;
+use crate::region::{Region, RegionMemory, Rights};
+use crate::slots::{Arrival, Slots};
 use crate::{Endpoint, Message};
 use dipole_driver::nanoseconds;
 use dipole_driver::{Timeout, WaitCondition, WaitError, WaitKey};
 
 /// An endpoint whose messages are passed to a handler, one at a time, in the order of each edge.
+///
+/// [`Node::open_port`](crate::Node::open_port) passes them in memory of the node.
+/// [`Node::open_port_into`](crate::Node::open_port_into) binds a buffer as well: messages land in
+/// its [`Slots`] as they arrive.
 ///
 /// The handler runs between protocol steps, without locks, on a thread of this process that waits
 /// or polls in any call of this library. If no thread does that, a thread of the node runs it, which
@@ -56,7 +63,7 @@ pub struct PortContext {
 }
 
 struct Shared {
-    endpoint: Endpoint,
+    endpoint: Arc<Endpoint>,
     /// Messages whose handler call has returned.
     handled: AtomicU64,
     /// The thread that runs the handler, or zero.
@@ -70,8 +77,42 @@ impl ActivePort {
         endpoint: Endpoint,
         mut handler: impl FnMut(&PortContext, Message) + Send + 'static,
     ) -> ActivePort {
+        let handler = move |context: &PortContext, arrival| {
+            // Without slots, all messages arrive like this.
+            if let Arrival::Message(message) = arrival {
+                handler(context, message);
+            }
+        };
+        ActivePort::open(inner, endpoint, None, handler)
+    }
+
+    /// A port whose messages land in slots.
+    pub(crate) fn with_slots(
+        inner: &Arc<Inner>,
+        endpoint: Endpoint,
+        slots: Slots,
+        mut handler: impl FnMut(&PortContext, Landed) + Send + 'static,
+    ) -> ActivePort {
+        let handler = move |context: &PortContext, arrival| {
+            let landed = match arrival {
+                Arrival::Message(message) => Landed::Outside(message),
+                Arrival::Slot(filled) => {
+                    Landed::InSlot(SlotMessage::new(&context.shared.endpoint, filled))
+                }
+            };
+            handler(context, landed);
+        };
+        ActivePort::open(inner, endpoint, Some(slots), handler)
+    }
+
+    fn open(
+        inner: &Arc<Inner>,
+        endpoint: Endpoint,
+        slots: Option<Slots>,
+        mut handler: impl FnMut(&PortContext, Arrival) + Send + 'static,
+    ) -> ActivePort {
         let shared = Arc::new(Shared {
-            endpoint,
+            endpoint: Arc::new(endpoint),
             handled: AtomicU64::new(0),
             runner: AtomicUsize::new(0),
             panic: OnceLock::new(),
@@ -79,10 +120,10 @@ impl ActivePort {
         let context = PortContext {
             shared: Arc::clone(&shared),
         };
-        let run = move |message| {
+        let run = move |arrival| {
             let shared = &context.shared;
             shared.runner.store(this_thread(), Ordering::Relaxed);
-            let handled = catch_unwind(AssertUnwindSafe(|| handler(&context, message)));
+            let handled = catch_unwind(AssertUnwindSafe(|| handler(&context, arrival)));
             shared.runner.store(0, Ordering::Relaxed);
             shared.handled.fetch_add(1, Ordering::Relaxed);
             if let Err(panic) = handled {
@@ -90,11 +131,9 @@ impl ActivePort {
             }
         };
         let id = shared.endpoint.address().endpoint.0;
-        let port = inner.driver.with_last(|state, _| {
-            let port = state.ports.open(Box::new(run));
-            state.engine.set_port(id, port);
-            port
-        });
+        let port = inner
+            .driver
+            .with_last(|state, _| state.open_port(id, Box::new(run), slots));
         ActivePort {
             inner: Arc::clone(inner),
             shared,
@@ -115,6 +154,15 @@ impl ActivePort {
     /// The errors of [`Endpoint::edge`].
     pub fn edge(&self, to: Address) -> Result<Edge, SendError> {
         self.shared.endpoint.edge(to)
+    }
+
+    /// Opens memory to peers that have an edge to this port: see [`Endpoint::open_region`]. The
+    /// handler gets the notices of puts.
+    ///
+    /// # Errors
+    /// The errors of [`Endpoint::open_region`].
+    pub fn open_region(&self, memory: RegionMemory, rights: Rights) -> Result<Region, OpenError> {
+        self.shared.endpoint.open_region(memory, rights)
     }
 
     /// True in a forked child, which must not use the node.
@@ -287,6 +335,14 @@ impl PortContext {
     /// The errors of [`Endpoint::reply`].
     pub fn reply(&self, message: &Message, payload: &[u8]) -> Result<(), SendError> {
         self.shared.endpoint.reply(message, payload)
+    }
+
+    /// Replies to a message of this endpoint and process, which need not be kept until then.
+    ///
+    /// # Errors
+    /// The errors of [`Endpoint::reply`].
+    pub fn reply_to(&self, to: Address, peer: PeerId, payload: &[u8]) -> Result<(), SendError> {
+        self.shared.endpoint.reply_to((to, peer), payload)
     }
 
     /// Sends to one endpoint or port: see [`Endpoint::send_to`].

@@ -6,18 +6,19 @@
 use std::io;
 
 use dipole_driver::{Polled, Ready, Stepper, WaitKey};
-use dipole_engine::{AnyLink, Engine, Message, QueueRef, Reader, Target};
+use dipole_engine::{AnyLink, Engine, Message, PortRef, QueueRef, Reader, Target};
 use dipole_link::wait::Sleeper;
 use dipole_proto::{Instant, PeerId};
 
 use crate::address::Address;
 use crate::edges::{Delivery, EdgeRef, EdgeTable, FanOut, OverflowPolicy, TargetTable};
 use crate::error::SendError;
-use crate::handlers::{PortTable, PortWork};
+use crate::handlers::{Handler, PortTable, PortWork};
 use crate::liveness::Verdict;
 use crate::queues::QueueTable;
 use crate::receives::PostedReceives;
 use crate::registry::EdgeTraffic;
+use crate::slots::{Arrival, SlotRef, Slots};
 use crate::stats::Stats;
 
 /// Everything that the driver's lock protects.
@@ -143,6 +144,45 @@ impl ProcessState {
         receives.close_queue(engine, queue);
     }
 
+    /// Opens a port on an endpoint.
+    pub(crate) fn open_port(
+        &mut self,
+        endpoint: u32,
+        handler: Handler,
+        slots: Option<Slots>,
+    ) -> PortRef {
+        let port = self.ports.open(endpoint, handler, slots);
+        self.engine.set_port(endpoint, port);
+        if let Some((_, slots)) = self.ports.slots(port) {
+            slots.offer(&mut self.engine, endpoint, port);
+        }
+        port
+    }
+
+    /// Takes the next message of a port. Without a message or a free slot, the port is listed again
+    /// when it gets one.
+    fn take_arrival(&mut self, endpoint: u32, port: PortRef, now: Instant) -> Option<Arrival> {
+        let Some((_, slots)) = self.ports.slots(port) else {
+            let message = self.engine.take(now, endpoint);
+            if message.is_none() {
+                self.engine.port_returned(endpoint, port);
+            }
+            return message.map(Arrival::Message);
+        };
+        let arrival = slots.take(&mut self.engine, (endpoint, port), now);
+        if arrival.is_none() && !slots.is_starved() {
+            self.engine.port_returned(endpoint, port);
+        }
+        arrival
+    }
+
+    /// Frees a slot of a port.
+    pub(crate) fn release_slot(&mut self, slot: SlotRef) {
+        if let Some((endpoint, slots)) = self.ports.slots(slot.port) {
+            slots.release(&mut self.engine, endpoint, slot);
+        }
+    }
+
     /// Polls shared memory for a message to the endpoint `reader`.
     #[inline]
     pub(crate) fn poll_memory_for(&mut self, reader: u32) -> Polled<Message> {
@@ -244,21 +284,27 @@ impl Stepper for ProcessState {
     /// Also sends the credit that the message's sender may be waiting for.
     fn take_work(&mut self, now: Instant) -> Option<PortWork> {
         loop {
-            let (endpoint, port, message) = self.engine.take_for_port(now)?;
-            if let Some(handler) = self.ports.begin(port) {
-                if self.engine.has_transmit()
-                    && let Err(cause) = self.engine.transmit(now)
-                {
-                    // The next thread that steps gets the error.
-                    tracing::debug!("credit was not sent: {cause}");
-                }
-                return Some(PortWork {
-                    endpoint,
-                    port,
-                    handler,
-                    message: Some(message),
-                });
+            let (endpoint, port) = self.engine.next_port()?;
+            // Nothing runs the handler of a listed port; it is missing if the port was closed.
+            let Some(handler) = self.ports.begin(port) else {
+                continue;
+            };
+            let Some(arrival) = self.take_arrival(endpoint, port, now) else {
+                drop(self.ports.finish(port, handler));
+                continue;
+            };
+            if self.engine.has_transmit()
+                && let Err(cause) = self.engine.transmit(now)
+            {
+                // The next thread that steps gets the error.
+                tracing::debug!("credit was not sent: {cause}");
             }
+            return Some(PortWork {
+                endpoint,
+                port,
+                handler,
+                arrival: Some(arrival),
+            });
         }
     }
 
@@ -267,7 +313,7 @@ impl Stepper for ProcessState {
             endpoint,
             port,
             handler,
-            message,
+            arrival,
         } = work;
         self.engine.port_returned(endpoint, port);
         self.engine.ready().notify(WaitKey::Port(port.0));
@@ -276,7 +322,7 @@ impl Stepper for ProcessState {
             endpoint,
             port,
             handler,
-            message,
+            arrival,
         })
     }
 
