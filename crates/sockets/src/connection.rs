@@ -66,6 +66,8 @@ pub(crate) struct Connection {
     deferred_error: AtomicI32,
     /// `SO_RCVLOWAT` to set once no records are left: readers wait for their markers, which are shorter.
     low_water: AtomicI32,
+    /// The process that opened the connection.
+    opener: AtomicI32,
 }
 
 impl Connection {
@@ -86,6 +88,7 @@ impl Connection {
             tcp_only: AtomicBool::new(false),
             deferred_error: AtomicI32::new(0),
             low_water: AtomicI32::new(0),
+            opener: AtomicI32::new(0),
         }
     }
 
@@ -104,6 +107,7 @@ impl Connection {
         self.tcp_only.store(!cfg!(target_arch = "x86_64"), Relaxed);
         self.deferred_error.store(0, Relaxed);
         self.low_water.store(0, Relaxed);
+        self.opener.store(own_pid(), Relaxed);
         self.descriptors.store(1, SeqCst);
         true
     }
@@ -202,7 +206,7 @@ impl Connection {
     }
 
     /// True if the descriptor is still the socket of the agreement.
-    fn is_of(&self, fd: BorrowedFd<'_>) -> bool {
+    pub(crate) fn is_of(&self, fd: BorrowedFd<'_>) -> bool {
         let agreed = self.agreement().map(|agreement| agreement.cookie);
         agreed.is_some() && sockopt::socket_cookie(fd).ok() == agreed
     }
@@ -241,15 +245,32 @@ impl Connection {
         }
     }
 
+    /// Returns a low-water mark that is to be set later, and forgets it.
+    pub(crate) fn take_low_water(&self) -> Option<i32> {
+        Some(self.low_water.swap(0, AcqRel)).filter(|bytes| *bytes != 0)
+    }
+
+    /// True if this process opened the connection, instead of inheriting it.
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.opener.load(Relaxed) == own_pid()
+    }
+
     /// True if data has arrived that only this library can read.
     pub(crate) fn has_unread(&self) -> bool {
         self.incoming()
             .is_some_and(|direction| direction.unread() > 0)
     }
 
-    /// True if there are no unread records, and there will be none.
+    /// True if a read with `MSG_WAITALL` ends here, before an urgent byte.
+    pub(crate) fn is_at_mark(&self, fd: BorrowedFd<'_>) -> bool {
+        self.incoming()
+            .is_some_and(|direction| direction.is_closed())
+            && kernel::is_at_mark(fd)
+    }
+
+    /// True if the kernel alone has what can be read, from now on.
     pub(crate) fn has_left_shared_memory(&self) -> bool {
-        self.tcp_only.load(Acquire) && !self.has_unread()
+        self.tcp_only.load(Acquire) && !self.has_unread() && self.deferred_error.load(Relaxed) == 0
     }
 
     /// True if, after `read` bytes over TCP, [`search_peer`](Self::search_peer) should be called.
@@ -480,6 +501,10 @@ fn wait_while_taking(direction: &Direction<'_>) {
     while direction.is_taking() && Instant::now() < end {
         std::hint::spin_loop();
     }
+}
+
+fn own_pid() -> i32 {
+    rustix::process::getpid().as_raw_pid()
 }
 
 fn me() -> u32 {

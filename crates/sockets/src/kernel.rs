@@ -44,6 +44,15 @@ pub(crate) fn is_tcp(fd: BorrowedFd<'_>) -> bool {
         && sockopt::socket_protocol(fd) == Ok(Some(ipproto::TCP))
 }
 
+/// The value of `SO_RCVLOWAT`.
+pub(crate) fn low_water(fd: BorrowedFd<'_>) -> Result<i32, Errno> {
+    let mut bytes = [0; 4];
+    match option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &mut bytes) {
+        true => Ok(i32::from_ne_bytes(bytes)),
+        false => Err(Errno::INVAL),
+    }
+}
+
 /// Sets `SO_RCVLOWAT`.
 pub(crate) fn set_low_water(fd: BorrowedFd<'_>, bytes: i32) -> Result<(), Errno> {
     // SAFETY: an int, as this option requires. The system call, because the C library's function is
@@ -62,6 +71,15 @@ pub(crate) fn set_low_water(fd: BorrowedFd<'_>, bytes: i32) -> Result<(), Errno>
         0 => Ok(()),
         _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
     }
+}
+
+/// True if the next byte is urgent.
+pub(crate) fn is_at_mark(fd: BorrowedFd<'_>) -> bool {
+    const SIOCATMARK: libc::c_int = 0x8905;
+    let mut mark: libc::c_int = 0;
+    // SAFETY: the kernel writes one int. The system call, because the C library's function is replaced.
+    let done = unsafe { libc::syscall(libc::SYS_ioctl, fd.as_raw_fd(), SIOCATMARK, &raw mut mark) };
+    done == 0 && mark != 0
 }
 
 /// False if the peer is on another machine, or uses another address of this one.
@@ -189,5 +207,9 @@ impl Stream for Socket<'_> {
 
     fn insist(&mut self) {
         self.waits_for(PollFlags::OUT, 10);
+    }
+
+    fn is_at_mark(&mut self) -> bool {
+        is_at_mark(self.fd)
     }
 }

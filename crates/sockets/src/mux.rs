@@ -80,6 +80,10 @@ pub trait Stream {
     fn writable(&mut self) -> bool;
     /// Waits until TCP may accept a marker, in a case that `writable` did not foresee.
     fn insist(&mut self);
+    /// True if the next byte is urgent: a read ends before it.
+    fn is_at_mark(&mut self) -> bool {
+        false
+    }
 }
 
 /// One direction of a connection.
@@ -246,6 +250,10 @@ impl<'a> Direction<'a> {
     ) -> Result<usize, Errno> {
         let mut got = 0;
         while got < to.len() {
+            // A writer closes the direction before it sends urgent bytes.
+            if got > 0 && self.is_closed() && stream.is_at_mark() {
+                break;
+            }
             match self.read_some(&mut to[got..], stream) {
                 Ok((0, _)) => break,
                 Ok((count, more)) => {

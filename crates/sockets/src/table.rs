@@ -47,6 +47,11 @@ pub(crate) struct ConnectionRef {
 }
 
 impl ConnectionRef {
+    /// True if both calls are on the same connection.
+    pub(crate) fn is_same(&self, other: &ConnectionRef) -> bool {
+        std::ptr::eq(self.connection, other.connection)
+    }
+
     /// Value of the counter before the call.
     pub(crate) fn before(&self) -> Count {
         self.before

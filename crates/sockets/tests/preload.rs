@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use dipole_testbed::c_programs::compile;
 
-use common::{LIMIT, Place, finished, finished_within, two_nodes};
+use common::{LIMIT, Place, ended_within, finished, finished_within, two_nodes};
 
 fn python(place: &Place, script: &str, words: &[&str], with: bool) -> Command {
     let script = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -75,6 +75,26 @@ fn unusual_calls_signals_and_descriptors_behave_as_over_tcp() {
         let text = String::from_utf8_lossy(&done.stdout);
         assert_eq!(text, "all calls do what they do over TCP\n", "with: {with}");
     }
+}
+
+#[test]
+fn unread_bytes_are_put_back_before_something_else_reads_them() {
+    let place = Place::new();
+    let program = compiled(&place, "put_back");
+    let [plain, with] = [false, true].map(|with| {
+        let done = place.command(&program, with).spawn().expect("it starts");
+        let done = ended_within(done, LIMIT);
+        let text = String::from_utf8_lossy(&done.stdout).into_owned();
+        assert!(done.status.success(), "with: {with}: {text}");
+        assert_eq!(String::from_utf8_lossy(&done.stderr), "", "with: {with}");
+        text
+    });
+    assert_eq!(plain, with);
+    assert!(with.ends_with("as before exec\n"), "{with}");
+    let mut refused = place.command(&program, true);
+    let refused = finished(refused.arg("refused").spawn().expect("it starts"));
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("fdopen on descriptor"), "{said}");
 }
 
 #[test]

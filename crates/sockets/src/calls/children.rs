@@ -2,16 +2,12 @@
 
 use std::os::fd::RawFd;
 use std::sync::Once;
-use std::sync::atomic::AtomicI32;
-use std::sync::atomic::Ordering::Relaxed;
 
 use libc::{c_char, c_int, c_void};
 use rustix::io::FdFlags;
 
-use super::{borrowed, errno, real, refuse, set_errno};
+use super::{borrowed, errno, leaves, real, set_errno};
 use crate::{directory, mux, table};
-
-static OWN_PID: AtomicI32 = AtomicI32::new(0);
 
 /// Runs when the library is loaded.
 extern "C" fn loaded() {
@@ -19,7 +15,6 @@ extern "C" fn loaded() {
     ONCE.call_once(|| {
         // SAFETY: both handlers only change words of the table.
         unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
-        OWN_PID.store(rustix::process::getpid().as_raw_pid(), Relaxed);
         // While the environment is still the program's original one.
         let _kept = (directory::runtime_directory(), mux::min_shm_bytes());
     });
@@ -54,11 +49,13 @@ fn is_inherited(fd: RawFd) -> bool {
 /// Prepares for exec: returns 0 if it may proceed.
 extern "C" fn leave_for_exec() -> c_int {
     leave_all();
-    let is_child = rustix::process::getpid().as_raw_pid() != OWN_PID.load(Relaxed);
     for (fd, connection) in table::all_connections() {
         // A child inherits more than it uses; its parent reads the rest.
-        if (fd <= 2 || !is_child) && connection.has_unread() && is_inherited(fd) {
-            refuse(fd, "exec");
+        if (fd > 2 && !connection.is_of_this_process()) || !connection.has_unread() {
+            continue;
+        }
+        drop(connection);
+        if is_inherited(fd) && !leaves(fd, "exec") {
             return -1;
         }
     }
@@ -103,6 +100,21 @@ starting! {
     posix_spawnp(pid: *mut c_int, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: Words, environment: Words) -> c_int;
     system(command: *const c_char) -> c_int;
     popen(command: *const c_char, mode: *const c_char) -> *mut c_void;
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
+    actions: *mut c_void,
+    fd: c_int,
+    new: c_int,
+) -> c_int {
+    // The child makes the copy without a call that is intercepted.
+    if !leaves(fd, "posix_spawn_file_actions_adddup2") {
+        return libc::ENOMEM;
+    }
+    let real = real!(posix_spawn_file_actions_adddup2: fn(*mut c_void, c_int, c_int) -> c_int);
+    // SAFETY: the caller's arguments are passed on unchanged.
+    unsafe { real(actions, fd, new) }
 }
 
 /// Functions with variable arguments, and `vfork`, which returns twice: registers and stack must

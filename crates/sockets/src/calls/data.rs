@@ -6,18 +6,13 @@ use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, ssize_t};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
-use super::{failed, find, guarded, leaves, leaving, real, refuse, waiting, waits};
+use super::{failed, find, guarded, leaves, real, waiting, waits};
 use crate::connection::Connection;
 use crate::mux::min_shm_bytes;
-use crate::pointer::{Access, is_accessible};
 use crate::table::{self, ConnectionRef};
 
-/// Receive flags that work with records.
-const KNOWN: c_int = libc::MSG_PEEK
-    | libc::MSG_DONTWAIT
-    | libc::MSG_WAITALL
-    | libc::MSG_NOSIGNAL
-    | libc::MSG_CMSG_CLOEXEC;
+/// Receive flags of reads from other queues, which are the kernel's.
+pub(super) const OUTSIDE_THE_STREAM: c_int = libc::MSG_ERRQUEUE | libc::MSG_OOB;
 
 /// Longest piece that is dropped, or copied into a pipe, at once.
 pub(super) const PIECE: usize = 64 << 10;
@@ -36,20 +31,17 @@ pub(super) unsafe fn receive(
     let Some(own) = super::borrowed(fd) else {
         return failed(Errno::BADF);
     };
-    if flags & libc::MSG_TRUNC != 0 && connection.has_unread() {
+    let is_dropped = flags & libc::MSG_TRUNC != 0;
+    if flags & OUTSIDE_THE_STREAM != 0 || length == 0 || (to.is_null() && !is_dropped) {
+        // SAFETY: the caller's arguments are passed on unchanged.
+        return unsafe { recv_of_libc()(fd, to, length, flags) };
+    }
+    if is_dropped {
         // For TCP that means to drop the bytes; there need not be a buffer.
         let mut dropped = vec![0_u8; length.min(PIECE)];
         let (to, length) = (dropped.as_mut_ptr().cast(), dropped.len());
         // SAFETY: a buffer of that length.
         return unsafe { receive(connection, fd, to, length, flags & !libc::MSG_TRUNC) };
-    }
-    if flags & !KNOWN != 0 && connection.has_unread() {
-        refuse(fd, "recv with these flags");
-        return -1;
-    }
-    if flags & !KNOWN != 0 || length == 0 || to.is_null() {
-        // SAFETY: the caller's arguments are passed on unchanged.
-        return unsafe { recv_of_libc()(fd, to, length, flags) };
     }
     let length = length.min(isize::MAX.unsigned_abs());
     // SAFETY: the caller guarantees `length` writable bytes, as `recv` requires. They are `u8`s
@@ -62,7 +54,8 @@ pub(super) unsafe fn receive(
             Ok(count) => {
                 let ended = count == 0;
                 got = if peek { count } else { got + count };
-                if got == length || ended || !all {
+                let is_whole = got == length || ended || !all;
+                if is_whole || (got > 0 && connection.is_at_mark(own)) {
                     return isize::try_from(got).unwrap_or(isize::MAX);
                 }
             }
@@ -98,7 +91,7 @@ fn recv_of_libc() -> unsafe extern "C-unwind" fn(c_int, *mut c_void, size_t, c_i
 
 /// Reads a plain socket through the C library, after spinning for a while if the read would
 /// block. `look` is the same read without blocking.
-fn read_plain(
+pub(super) fn read_plain(
     fd: c_int,
     flags: c_int,
     plain: impl Fn() -> ssize_t,
@@ -145,7 +138,7 @@ unsafe fn read_by(
         }
         return got;
     };
-    if found.before().is_claimed() {
+    if found.before().is_claimed() && !found.has_left_shared_memory() {
         // SAFETY: the caller guarantees this.
         let got = unsafe { receive(&found, fd, to, length, flags) };
         return if is_ghost(fd, got) { plain() } else { got };
@@ -171,7 +164,7 @@ unsafe fn read_by(
 
 /// True if a read failed because the descriptor was closed without this library noticing, and its
 /// number is not a socket now; it is forgotten then.
-fn is_ghost(fd: c_int, got: ssize_t) -> bool {
+pub(super) fn is_ghost(fd: c_int, got: ssize_t) -> bool {
     let is_ghost = got == -1 && super::errno() == libc::ENOTSOCK;
     if is_ghost {
         table::forget(fd);
@@ -180,8 +173,8 @@ fn is_ghost(fd: c_int, got: ssize_t) -> bool {
 }
 
 /// Accounts for a read by the C library.
-fn ended(mut found: ConnectionRef, fd: c_int, got: ssize_t, flags: c_int) {
-    if flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) != 0 {
+pub(super) fn ended(mut found: ConnectionRef, fd: c_int, got: ssize_t, flags: c_int) {
+    if flags & (libc::MSG_PEEK | OUTSIDE_THE_STREAM) != 0 {
         if flags & libc::MSG_OOB != 0 {
             // Urgent data is outside the stream.
             let _none_can_have_come = found.fall_back_to_tcp();
@@ -263,52 +256,6 @@ pub(super) fn write_plain(fd: c_int, plain: impl Fn() -> ssize_t) -> ssize_t {
     let written = plain();
     found.moved = u64::try_from(written).unwrap_or(0);
     written
-}
-
-/// Reads into several buffers.
-///
-/// # Safety
-/// `parts` are `count` buffers that the caller may write.
-unsafe fn read_parts(
-    connection: &Connection,
-    fd: c_int,
-    parts: *const iovec,
-    count: usize,
-    flags: c_int,
-) -> ssize_t {
-    let list = count * size_of::<iovec>();
-    if count > 0 && !is_accessible(parts.cast(), list, Access::Read) {
-        return failed(Errno::FAULT);
-    }
-    let parts = match count {
-        0 => &[],
-        // SAFETY: the caller guarantees this.
-        _ => unsafe { std::slice::from_raw_parts(parts, count) },
-    };
-    let is_bad = |part: &iovec| {
-        part.iov_len > 0 && !is_accessible(part.iov_base, part.iov_len, Access::Write)
-    };
-    if parts.len() > 1 && parts.iter().any(is_bad) {
-        return failed(Errno::FAULT);
-    }
-    let length = parts.iter().map(|part| part.iov_len).sum();
-    let mut whole = vec![0_u8; if parts.len() == 1 { 0 } else { length }];
-    let (to, length) = match parts {
-        [one] => (one.iov_base, one.iov_len),
-        _ => (whole.as_mut_ptr().cast(), length),
-    };
-    // SAFETY: either the caller's only buffer or `whole`.
-    let got = unsafe { receive(connection, fd, to, length, flags) };
-    let mut left = &whole[..usize::try_from(got).unwrap_or(0).min(whole.len())];
-    for part in parts {
-        let some = left.len().min(part.iov_len);
-        if some > 0 {
-            // SAFETY: the caller's buffer has at least `some` bytes.
-            unsafe { std::ptr::copy_nonoverlapping(left.as_ptr(), part.iov_base.cast(), some) };
-        }
-        left = &left[some..];
-    }
-    got
 }
 
 #[unsafe(no_mangle)]
@@ -413,61 +360,6 @@ unsafe extern "C-unwind" fn __recvfrom_chk(
     }
     // SAFETY: the caller's arguments are passed on unchanged.
     unsafe { recvfrom(fd, to, length, flags, address, size) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
-    let real = real!(readv: fn(c_int, *const iovec, c_int) -> ssize_t);
-    // SAFETY: the caller's arguments are passed on unchanged.
-    unsafe {
-        let Some(found) = table::enter_read(fd) else {
-            return real(fd, parts, count);
-        };
-        if !found.before().is_claimed() {
-            let got = real(fd, parts, count);
-            ended(found, fd, got, 0);
-            return got;
-        }
-        let got = match usize::try_from(count) {
-            Ok(count) if count <= 1024 => read_parts(&found, fd, parts, count, 0),
-            _ => failed(Errno::INVAL),
-        };
-        if is_ghost(fd, got) {
-            return real(fd, parts, count);
-        }
-        got
-    }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    let real = real!(recvmsg: fn(c_int, *mut msghdr, c_int) -> ssize_t);
-    // SAFETY: the caller's arguments, passed on; a message that is not null may be read and
-    // written.
-    unsafe {
-        let Some(found) = table::enter_read(fd) else {
-            let look = || real(fd, message, flags | libc::MSG_DONTWAIT);
-            return read_plain(fd, flags, || real(fd, message, flags), look);
-        };
-        if !found.before().is_claimed() {
-            let got = real(fd, message, flags);
-            ended(found, fd, got, flags);
-            return got;
-        }
-        let queue = flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) != 0;
-        let is_plain = found.has_left_shared_memory();
-        if message.is_null() || (*message).msg_iovlen > 1024 || queue || is_plain {
-            return real(fd, message, flags);
-        }
-        let (parts, count) = ((*message).msg_iov, (*message).msg_iovlen);
-        let got = read_parts(&found, fd, parts, count, flags);
-        if got >= 0 {
-            (*message).msg_namelen = 0;
-            (*message).msg_controllen = 0;
-            (*message).msg_flags = 0;
-        }
-        got
-    }
 }
 
 #[unsafe(no_mangle)]
@@ -672,10 +564,3 @@ macro_rules! send_file {
     )*};
 }
 send_file! { sendfile sendfile64 }
-
-leaving! {
-    recvmmsg(fd: c_int, messages: *mut mmsghdr, count: libc::c_uint, flags: c_int, most: *mut libc::timespec) -> c_int, -1;
-    preadv2(fd: c_int, parts: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t, -1;
-    preadv64v2(fd: c_int, parts: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t, -1;
-    fdopen(fd: c_int, mode: *const libc::c_char) -> *mut libc::FILE, std::ptr::null_mut();
-}

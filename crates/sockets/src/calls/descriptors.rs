@@ -131,9 +131,16 @@ unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
     // SAFETY: the caller's argument is passed on unchanged.
     let new = unsafe { real!(dup: fn(c_int) -> c_int)(fd) };
     copied(fd, new);
-    if (0..=2).contains(&new) && !leaves(new, "dup") {
+    leaves_as_standard(new, "dup")
+}
+
+/// Makes a connection that has become standard input, output or error use only TCP: the C library's
+/// own functions read it. Returns the descriptor, or closes it and fails.
+fn leaves_as_standard(new: c_int, call: &str) -> c_int {
+    if (0..=2).contains(&new) && !leaves(new, call) {
         // SAFETY: just created.
         unsafe { close(new) };
+        set_errno(libc::EBUSY);
         return -1;
     }
     new
@@ -170,6 +177,7 @@ macro_rules! controls {
             let done = unsafe { real!($name: fn(c_int, c_int, usize) -> c_int)(fd, command, argument) };
             if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
                 copied(fd, done);
+                return leaves_as_standard(done, stringify!($name));
             }
             done
         }

@@ -13,7 +13,7 @@ use libc::{FILE, c_char, c_int, c_long, mode_t};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair, sockopt};
 
-use super::{borrowed, errno, guarded, real, set_errno};
+use super::{borrowed, detached, guarded, real, set_errno};
 
 const FOLDER: &[u8] = b"/dev/dipole/";
 /// Environment variable with the program that serves the paths, set by `dipole sockets`.
@@ -122,26 +122,8 @@ fn run(program: &CStr, place: &CStr, socket: &OwnedFd) -> Result<(), Errno> {
     let mut variables: Vec<*const c_char> = environment.iter().map(|one| one.as_ptr()).collect();
     variables.push(ptr::null());
     let socket = socket.as_raw_fd();
-    // SAFETY: a copy of this process without its other threads, which makes only system calls on
-    // memory prepared before, and exits. It sends no signal to its parent, so only a wait for
-    // clone children finds it. `fork` would run other handlers.
-    unsafe {
-        let child = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0);
-        if child == 0 {
-            libc::syscall(libc::SYS_setsid);
-            if libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) == 0 {
-                become_server(socket, &arguments, &variables);
-            }
-            libc::syscall(libc::SYS_exit_group, 0);
-        }
-        if child < 0 {
-            return Err(Errno::from_raw_os_error(errno()));
-        }
-        while libc::syscall(libc::SYS_wait4, child, 0, libc::__WCLONE, 0) < 0
-            && errno() == libc::EINTR
-        {}
-    }
-    Ok(())
+    // SAFETY: it makes only system calls on memory prepared before.
+    unsafe { detached::spawn(|| become_server(socket, &arguments, &variables)) }
 }
 
 /// # Safety

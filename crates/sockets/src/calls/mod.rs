@@ -7,8 +7,11 @@
 mod children;
 mod data;
 mod descriptors;
+mod detached;
 mod files;
 mod options;
+mod relay;
+mod scattered;
 mod splice;
 mod waiting;
 
@@ -58,7 +61,7 @@ macro_rules! real {
 use real;
 
 /// Replaces a function that requires a connection to use only TCP: the original is called once
-/// that is the case, otherwise the call fails with EBUSY.
+/// that is the case.
 macro_rules! leaving {
     ($($name:ident($fd:ident: c_int $(, $argument:ident: $type:ty)*) -> $result:ty, $failed:expr;)*) => {$(
         #[unsafe(no_mangle)]
@@ -113,14 +116,16 @@ pub(crate) fn set_errno(value: c_int) {
     unsafe { *libc::__errno_location() = value };
 }
 
-/// Makes a connection use only TCP, because of a call that the library cannot track. False, with
-/// EBUSY, if data has arrived that only this library can read.
+/// Makes a connection use only TCP, because of a call after which other code may read it. Unread
+/// records become bytes of a kernel socket (`relay/`). False, with EBUSY, if that is not possible.
 pub(crate) fn leaves(fd: RawFd, call: &str) -> bool {
-    let Some((connection, _)) = find(fd) else {
+    let Some((connection, own)) = find(fd) else {
         return true;
     };
     let before = errno();
-    let left = connection.fall_back_to_tcp().is_ok();
+    let left = connection.fall_back_to_tcp().is_ok()
+        || !connection.is_of(own)
+        || guarded(|| relay::replace(&connection, own)).is_ok();
     drop(connection);
     if left {
         set_errno(before);
@@ -137,7 +142,7 @@ pub(crate) fn refuse(fd: RawFd, call: &str) {
     let _too_long = writeln!(
         rest,
         "dipole-sockets: {call} on descriptor {fd} refused (EBUSY): its connection has unread bytes in \
-         shared memory; read them first, or run this program without `dipole sockets`"
+         shared memory, and there are no descriptors, memory or processes (ulimit -n -v -u) to put them back"
     );
     let left = rest.len();
     if let Some(stderr) = borrowed(libc::STDERR_FILENO) {

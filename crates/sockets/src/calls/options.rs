@@ -5,6 +5,9 @@ use libc::{c_int, c_void, socklen_t};
 use super::{find, guarded, leaves, real, set_errno};
 use crate::table;
 
+/// Missing in the `libc` crate.
+const TCP_ZEROCOPY_RECEIVE: c_int = 35;
+
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn setsockopt(
     fd: c_int,
@@ -16,13 +19,13 @@ unsafe extern "C-unwind" fn setsockopt(
     let real = real!(setsockopt: fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int);
     let changes_the_stream = matches!(
         (level, name),
-        (
-            libc::SOL_SOCKET,
-            libc::SO_ZEROCOPY | libc::SO_OOBINLINE | libc::SO_PEEK_OFF
-        ) | (
-            libc::IPPROTO_TCP,
-            libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_MD5SIG
-        )
+        (libc::SOL_SOCKET, libc::SO_PEEK_OFF)
+            | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR)
+    );
+    let ends_records = matches!(
+        (level, name),
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY | libc::SO_OOBINLINE)
+            | (libc::IPPROTO_TCP, libc::TCP_MD5SIG)
     );
     // Control messages that only reads over TCP return.
     let adds_control_messages = matches!(
@@ -33,8 +36,10 @@ unsafe extern "C-unwind" fn setsockopt(
                 libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING
             )
     );
-    if adds_control_messages && let Some((connection, _)) = find(fd) {
-        let _unread_come_without_them = connection.fall_back_to_tcp();
+    if (adds_control_messages || ends_records)
+        && let Some((connection, _)) = find(fd)
+    {
+        let _unread_come_as_before = connection.fall_back_to_tcp();
     }
     if changes_the_stream && !leaves(fd, "setsockopt") {
         return -1;
@@ -57,6 +62,24 @@ unsafe extern "C-unwind" fn setsockopt(
             };
         }
     }
+    // SAFETY: the caller's arguments are passed on unchanged.
+    unsafe { real(fd, level, name, value, length) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: *mut socklen_t,
+) -> c_int {
+    type Length = *mut socklen_t;
+    // This one reads, into memory that the kernel has mapped.
+    if (level, name) == (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) && !leaves(fd, "getsockopt") {
+        return -1;
+    }
+    let real = real!(getsockopt: fn(c_int, c_int, c_int, *mut c_void, Length) -> c_int);
     // SAFETY: the caller's arguments are passed on unchanged.
     unsafe { real(fd, level, name, value, length) }
 }

@@ -169,4 +169,38 @@ static inline void arrive(int fd, int length)
     CHECK(queued == length);
 }
 
+/* Data that was sent with one large write and has not been read. */
+struct unread {
+    int a, b;
+    char sent[BIG];
+    size_t got;
+};
+
+static inline struct unread *unread(void)
+{
+    struct unread *it = malloc(sizeof *it);
+    CHECK(it);
+    warm(&it->a, &it->b);
+    fill(it->sent, BIG, 77);
+    CHECK(write(it->a, it->sent, BIG) == BIG);
+    arrive(it->b, BIG);
+    it->got = 0;
+    return it;
+}
+
+static inline void take(struct unread *it, const char *bytes, ssize_t count)
+{
+    CHECK(count > 0 && it->got + (size_t)count <= BIG);
+    CHECK(memcmp(bytes, it->sent + it->got, (size_t)count) == 0);
+    it->got += (size_t)count;
+}
+
+static inline void rest(struct unread *it)
+{
+    while (it->got < BIG)
+        take(it, in, read(it->b, in, sizeof in));
+    finish(it->a, it->b);
+    free(it);
+}
+
 #endif

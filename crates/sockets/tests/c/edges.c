@@ -3,40 +3,6 @@
 #define _GNU_SOURCE
 #include "connection.h"
 
-/* Data that was sent with one large write and has not been read. */
-struct unread {
-    int a, b;
-    char sent[BIG];
-    size_t got;
-};
-
-static struct unread *unread(void)
-{
-    struct unread *it = malloc(sizeof *it);
-    CHECK(it);
-    warm(&it->a, &it->b);
-    fill(it->sent, BIG, 77);
-    CHECK(write(it->a, it->sent, BIG) == BIG);
-    arrive(it->b, BIG);
-    it->got = 0;
-    return it;
-}
-
-static void take(struct unread *it, const char *bytes, ssize_t count)
-{
-    CHECK(count > 0 && it->got + (size_t)count <= BIG);
-    CHECK(memcmp(bytes, it->sent + it->got, (size_t)count) == 0);
-    it->got += (size_t)count;
-}
-
-static void rest(struct unread *it)
-{
-    while (it->got < BIG)
-        take(it, in, read(it->b, in, sizeof in));
-    finish(it->a, it->b);
-    free(it);
-}
-
 static void into_a_pipe(unsigned flags)
 {
     struct unread *it = unread();
@@ -68,12 +34,79 @@ static void dropped(void)
     rest(it);
 }
 
+/* All messages are filled in order, and the last one with what has arrived. */
+static void messages(void)
+{
+    struct unread *it = unread();
+    struct mmsghdr list[40];
+    struct iovec parts[40][2];
+    struct timespec bad = {0, -1}, long_enough = {60, 0};
+    int count;
+    memset(list, 0, sizeof list);
+    for (int i = 0; i < 40; i++) {
+        parts[i][0] = (struct iovec){in + 10000 * i, 100};
+        parts[i][1] = (struct iovec){in + 10000 * i + 100, 9900};
+        list[i].msg_hdr.msg_iov = parts[i];
+        list[i].msg_hdr.msg_iovlen = 2;
+    }
+    CHECK(recvmmsg(it->b, list, 2, 0, &bad) == -1 && errno == EINVAL);
+    CHECK(recvmmsg(it->b, list, 3, MSG_WAITALL, &long_enough) == 3 && long_enough.tv_sec == 59);
+    for (int i = 0; i < 3; i++) {
+        CHECK(list[i].msg_len == 10000);
+        take(it, in + 10000 * i, 10000);
+    }
+    count = recvmmsg(it->b, list, 40, MSG_WAITFORONE, NULL);
+    CHECK(count > 0 && count < 40);
+    for (int i = 0; i < count; i++)
+        take(it, in + 10000 * i, list[i].msg_len);
+    CHECK(it->got == BIG);
+    CHECK(recvmmsg(it->b, list, 40, MSG_DONTWAIT, NULL) == -1 && errno == EAGAIN);
+    CHECK(write(it->a, out, 10) == 10);
+    CHECK(recvmmsg(it->b, list, 1, 0, NULL) == 1 && list[0].msg_len == 10);
+    rest(it);
+}
+
+static void with_flags(void)
+{
+    struct unread *it = unread();
+    struct iovec parts[2] = {{in, 100}, {in + 100, 900}};
+    CHECK(preadv2(it->b, parts, 2, 0, 0) == -1 && errno == ESPIPE);
+    CHECK(preadv2(it->b, parts, 2, -1, 1 << 30) == -1 && errno == EOPNOTSUPP);
+    take(it, in, preadv2(it->b, parts, 2, -1, RWF_NOWAIT));
+    take(it, in, preadv2(it->b, parts, 2, -1, 0));
+    while (it->got < BIG)
+        take(it, in, read(it->b, in, sizeof in));
+    CHECK(preadv2(it->b, parts, 2, -1, RWF_NOWAIT) == -1 && errno == EAGAIN);
+    rest(it);
+}
+
+/* Urgent bytes and errors are read next to unread bytes. */
+static void outside_the_stream(void)
+{
+    struct unread *it = unread();
+    struct pollfd urgent = {it->b, POLLPRI, 0};
+    char byte = 0;
+    CHECK(recv(it->b, in, 10, MSG_OOB) == -1 && errno == EINVAL);
+    CHECK(recv(it->b, in, 10, MSG_ERRQUEUE) == -1 && errno == EAGAIN);
+    CHECK(send(it->a, "u", 1, MSG_OOB) == 1);
+    CHECK(poll(&urgent, 1, 5000) == 1 && urgent.revents == POLLPRI);
+    CHECK(sockatmark(it->b) == 0);
+    CHECK(recv(it->b, &byte, 1, MSG_OOB) == 1 && byte == 'u');
+    CHECK(write(it->a, "after", 5) == 5);
+    while (it->got < BIG)
+        take(it, in, read(it->b, in, sizeof in));
+    CHECK(recv(it->b, in, 5, MSG_WAITALL) == 5 && memcmp(in, "after", 5) == 0);
+    rest(it);
+}
+
 static void options(void)
 {
     struct unread *it = unread();
     int mark = 100, on = 1;
     CHECK(setsockopt(it->b, SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark) == 0);
     CHECK(setsockopt(it->b, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on) == 0);
+    CHECK(setsockopt(it->b, SOL_SOCKET, SO_OOBINLINE, &on, sizeof on) == 0);
+    CHECK(setsockopt(it->b, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0);
     rest(it);
 }
 
@@ -246,6 +279,9 @@ int main(void)
         into_a_pipe(0);
         into_a_pipe(SPLICE_F_NONBLOCK);
         dropped();
+        messages();
+        with_flags();
+        outside_the_stream();
         options();
         control_messages();
         handlers();
