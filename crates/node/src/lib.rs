@@ -70,7 +70,7 @@ pub use dipole_model::Choices;
 pub use dipole_naming::environment::{default_runtime_dir, profile_dir, trace_dir, variable};
 pub use dipole_naming::{hosts, job, registry};
 pub use dipole_proto::wire::{RefusedReason, ResetReason};
-pub use dipole_proto::{Config as ProtocolConfig, Stats as ProtocolStats};
+pub use dipole_proto::{Config as ProtocolConfig, PeerId, Stats as ProtocolStats};
 pub use edge::Edge;
 pub use edges::OverflowPolicy;
 pub use endpoint::Endpoint;
