@@ -1,8 +1,8 @@
 """Dask over Dipole: addresses that begin with `dipole://`.
 
 Dask finds `Backend` through the entry point `distributed.comm.backends`. An address is
-`dipole://NID:DPID`, a node and an endpoint number; instead of the node, the IP address or name of its
-host works as well.
+`dipole://NID:DPID`, a node and an endpoint number. Instead of the node's number, the IP address or
+name of its host works as well.
 """
 
 import asyncio
@@ -128,7 +128,7 @@ def _close_dangling(hub: _Hub, channel: int, description: str) -> None:
         hub.close(channel)
 
 
-class Comm(core.Comm):  # type: ignore[misc]
+class Comm(core.Comm):  # type: ignore[misc, unused-ignore]
     """A connection of Dask over a channel."""
 
     def __init__(
@@ -165,7 +165,7 @@ class Comm(core.Comm):  # type: ignore[misc]
             raise core.CommClosedError(f"in {self}: it was closed")
         frames = inbox.messages.popleft()
         try:
-            return await from_frames(
+            return await from_frames(  # type: ignore[no-untyped-call, unused-ignore]
                 frames,
                 deserialize=self.deserialize,
                 deserializers=deserializers,
@@ -179,7 +179,7 @@ class Comm(core.Comm):  # type: ignore[misc]
         self, msg: Any, serializers: Any = None, on_error: str = "message"
     ) -> int:
         self._check_open()
-        frames = await to_frames(
+        frames = await to_frames(  # type: ignore[no-untyped-call, unused-ignore]
             msg,
             allow_offload=self.allow_offload,
             serializers=serializers,
@@ -233,7 +233,7 @@ def _require_no_encryption(address: str, arguments: dict[str, Any]) -> None:
         )
 
 
-class Connector(core.Connector):  # type: ignore[misc]
+class Connector(core.Connector):  # type: ignore[misc, unused-ignore]
     """Connects to listeners."""
 
     async def connect(
@@ -259,7 +259,7 @@ class Connector(core.Connector):  # type: ignore[misc]
         return Comm(hub, channel, (own, f"{_PREFIX}{nid}:{dpid}"), deserialize)
 
 
-class Listener(core.BaseListener):  # type: ignore[misc]
+class Listener(core.BaseListener):  # type: ignore[misc, unused-ignore]
     """Accepts connections at an endpoint of this node."""
 
     # Dask reads it.
@@ -321,7 +321,7 @@ class Listener(core.BaseListener):  # type: ignore[misc]
         return self.listen_address
 
 
-class Backend(registry.Backend):  # type: ignore[misc]
+class Backend(registry.Backend):  # type: ignore[misc, unused-ignore]
     """The entry point for Dask."""
 
     def get_connector(self) -> Connector:
