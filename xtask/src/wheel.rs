@@ -20,6 +20,8 @@ use archive::Archive;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The oldest Python whose stable ABI has the buffer protocol, as in `crates/python`.
 const PYTHON: &str = "cp311-abi3";
+/// Modules that other packages find: Dask's backend for `dipole://`.
+const ENTRY_POINTS: &str = "[distributed.comm.backends]\ndipole = dipole._dask:Backend\n";
 /// Files that have no place in a user's environment: static libraries, services, the privileged
 /// broker.
 const LEFT_OUT: [&str; 3] = ["lib/systemd", "sbin", "share/dipole"];
@@ -54,6 +56,8 @@ pub(crate) fn wheel(arguments: &Arguments) -> Result<(), Failure> {
     }
     let info = format!("dipole-{VERSION}.dist-info");
     archive.add(&format!("{info}/METADATA"), metadata()?.as_bytes(), false)?;
+    let entries = format!("{info}/entry_points.txt");
+    archive.add(&entries, ENTRY_POINTS.as_bytes(), false)?;
     let facts = format!(
         "Wheel-Version: 1.0\nGenerator: dipole-xtask {VERSION}\nRoot-Is-Purelib: false\nTag: {tag}\n"
     );

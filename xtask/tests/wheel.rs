@@ -18,6 +18,15 @@ with dipole.Endpoint(7) as inbox, dipole.Endpoint() as outbox:
     assert inbox.recv(timeout=60) == {'wheel': 1}
 assert dipole.__file__.startswith(sys.prefix)
 ";
+const DASK: &str = "
+from distributed import Client, LocalCluster
+if __name__ == '__main__':
+    options = dict(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    with LocalCluster(protocol='dipole', **options) as cluster, Client(cluster) as client:
+        assert cluster.scheduler_address.startswith('dipole://'), cluster.scheduler_address
+        assert client.submit(sum, client.map(abs, range(-10, 0))).result() == 55
+        print('workers:', *sorted(client.scheduler_info()['workers']))
+";
 const C_PROGRAM: &str = "
 #include <dipole.h>
 #include <stdio.h>
@@ -76,6 +85,18 @@ fn a_wheel_is_all_that_a_user_needs() {
     assert!(variables.contains(&format!("FI_PROVIDER_PATH={}", provider.display())));
     assert!(provider.join("libdipole-fi.so").is_file());
     assert!(at("env/share/man/man1/dipole-run.1").is_file());
+
+    // Dask comes from the package index.
+    let mut dask = inside("pip");
+    dask.args(["install", "--quiet", "--retries", "0", "distributed"]);
+    let has_dask = dask.output().is_ok_and(|output| output.status.success());
+    if has_dask {
+        fs::write(at("dask_program.py"), DASK).expect("a file");
+        let workers = run(inside("python").arg("dask_program.py"));
+        assert_eq!(workers.matches("dipole://1:").count(), 2, "{workers}");
+    } else {
+        eprintln!("SKIPPED: Dask: the package `distributed` cannot be installed");
+    }
 
     fs::write(at("c.c"), C_PROGRAM).expect("a file");
     let mut options = Command::new("pkg-config");

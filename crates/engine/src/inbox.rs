@@ -104,6 +104,18 @@ impl Message {
         }
     }
 
+    /// The bytes of a long message, which has its own buffer; `None` for others.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        match &mut self.payload {
+            Payload::Small(_) => None,
+            Payload::Long(long) => match &mut **long {
+                Long::Buffer(buffer) => Some(buffer.bytes_mut()),
+                Long::Placed(..) => None,
+            },
+        }
+    }
+
     /// The process that sent it.
     #[inline]
     #[must_use]

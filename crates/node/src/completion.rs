@@ -75,6 +75,54 @@ impl CompletionQueue {
         }
     }
 
+    /// Takes the entries that are there, at most `limit`, oldest first; returns their number. Does
+    /// not poll the network: for programs that wait for the queue's
+    /// [descriptor](Self::export), which a thread of this node keeps up to date.
+    ///
+    /// # Errors
+    /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
+    pub fn take_many(
+        &self,
+        entries: &mut impl Extend<Completion>,
+        limit: usize,
+    ) -> Result<usize, ReceiveError> {
+        if self.inner.is_forked() {
+            return Err(ReceiveError::Forked);
+        }
+        self.inner.driver.with(|state, now| {
+            let (engine, _, queues) = state.parts();
+            let mut taken = 0;
+            while taken < limit
+                && let Some(entry) = queues.poll(engine, self.id, now)
+            {
+                entries.extend(Some(entry));
+                taken += 1;
+            }
+            // Send credit that the senders may be waiting for.
+            engine.transmit(now).map_err(ReceiveError::Broken)?;
+            Ok(taken)
+        })
+    }
+
+    /// From now on, [`Completion::Departed`] appears in this queue when a peer is gone, also while
+    /// nothing is sent to it. [`Node::take_departures`](crate::Node::take_departures) no longer
+    /// returns these.
+    ///
+    /// # Errors
+    /// [`ReceiveError::Broken`] if no thread can start; [`ReceiveError::Forked`].
+    pub fn watch_departures(&self) -> Result<(), ReceiveError> {
+        if self.inner.is_forked() {
+            return Err(ReceiveError::Forked);
+        }
+        self.inner.ensure_progress().map_err(ReceiveError::Broken)?;
+        self.inner.driver.with_last(|state, _| {
+            let (engine, _, queues) = state.parts();
+            queues.watch_departures(self.id);
+            engine.ready().set_watched(true);
+        });
+        Ok(())
+    }
+
     /// Waits for the next completion without blocking the thread.
     ///
     /// # Errors

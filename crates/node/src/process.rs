@@ -270,6 +270,7 @@ impl ProcessState {
             self.advance_receives(now);
         }
         self.queues.collect_messages(&mut self.engine);
+        self.queues.collect_departures(&mut self.engine);
     }
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use dipole_driver::WaitKey;
-use dipole_engine::{Context, Data, Engine, Message, QueueRef};
+use dipole_engine::{Context, Data, Departure, Engine, Message, QueueRef};
 use dipole_link::Region as RegionMemory;
 use dipole_link::signal::Signal;
 use dipole_proto::Instant;
@@ -67,6 +67,12 @@ pub enum Completion {
         /// The received message.
         message: Message,
     },
+    /// A peer is gone; only in queues that
+    /// [watch departures](crate::CompletionQueue::watch_departures).
+    Departed {
+        /// The peer, and why it is gone.
+        departure: Departure,
+    },
 }
 
 /// Numbers of completed operations.
@@ -93,6 +99,8 @@ pub(crate) struct QueueTable {
     counters: FxHashMap<u32, CompletionCounts>,
     next: u32,
     by_endpoint: FxHashMap<u32, QueueRef>,
+    /// Queues that get the departures of peers.
+    watching_departures: Vec<QueueRef>,
 }
 
 impl QueueTable {
@@ -116,12 +124,32 @@ impl QueueTable {
         self.queues.remove(&id.0);
         self.counters.remove(&id.0);
         self.by_endpoint.retain(|_, queue| *queue != id);
+        self.watching_departures.retain(|queue| *queue != id);
     }
 
-    /// True if any endpoint is attached to a queue.
+    /// True if any endpoint is attached to a queue, or a queue gets departures.
     #[inline]
     pub(crate) fn is_watching(&self) -> bool {
-        !self.by_endpoint.is_empty()
+        !self.by_endpoint.is_empty() || !self.watching_departures.is_empty()
+    }
+
+    /// From now on, departures of peers appear in this queue.
+    pub(crate) fn watch_departures(&mut self, id: QueueRef) {
+        if !self.watching_departures.contains(&id) {
+            self.watching_departures.push(id);
+        }
+    }
+
+    /// Adds the departures of peers to the queues that watch them.
+    pub(crate) fn collect_departures(&mut self, engine: &mut Engine) {
+        if self.watching_departures.is_empty() {
+            return;
+        }
+        for departure in engine.take_departures() {
+            for id in self.watching_departures.clone() {
+                self.push(engine, Some(id), Completion::Departed { departure });
+            }
+        }
     }
 
     /// True if any queue has a descriptor.
@@ -140,7 +168,7 @@ impl QueueTable {
     /// Detaches an endpoint that was closed.
     pub(crate) fn detach_endpoint(&mut self, engine: &mut Engine, endpoint: u32) {
         self.by_endpoint.remove(&endpoint);
-        engine.ready().set_watched(!self.by_endpoint.is_empty());
+        engine.ready().set_watched(self.is_watching());
     }
 
     /// Adds attached endpoints with new messages to their queues.
@@ -195,7 +223,8 @@ impl QueueTable {
                 Completion::Sent { .. }
                 | Completion::Done { .. }
                 | Completion::Filled { .. }
-                | Completion::Received { .. } => counts.sent += 1,
+                | Completion::Received { .. }
+                | Completion::Departed { .. } => counts.sent += 1,
             }
         } else {
             return;

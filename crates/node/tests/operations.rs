@@ -333,6 +333,40 @@ fn messages_acknowledged_before_the_receiver_ended_count_as_delivered() {
 }
 
 #[test]
+fn a_queue_reports_departures_after_the_messages_that_came_before() {
+    for links in BOTH {
+        let (_directory, here, there) = two_nodes(links);
+        let (from, to) = (endpoint(&here, 1), endpoint(&there, 2));
+        let queue = here.completion_queue();
+        queue.watch_departures().expect("a thread");
+        from.attach(&queue);
+        let descriptor = queue.export().expect("a descriptor");
+        to.target(Address::new(1, 1)).expect("it exists");
+        to.send(b"last").expect("sent");
+        to.drain(PATIENCE).expect("acknowledged");
+        drop((to, there));
+        let mut entries = Vec::new();
+        // No thread calls the library: the descriptor alone reports what happens.
+        while entries.len() < 2 {
+            let mut waiting = [PollFd::new(&descriptor, PollFlags::IN)];
+            let patience = PATIENCE.try_into().expect("a short time");
+            let ready = poll(&mut waiting, Some(&patience)).expect("it polls");
+            assert_eq!(ready, 1, "{links:?}: {entries:?}");
+            queue.take_many(&mut entries, 1).expect("a working link");
+        }
+        let [one, other] = &entries[..] else {
+            panic!("{links:?}: {entries:?}")
+        };
+        assert!(
+            matches!(one, Completion::Received { message, .. } if &**message == b"last"),
+            "{links:?}: {one:?}"
+        );
+        assert!(matches!(other, Completion::Departed { .. }), "{other:?}");
+        assert_eq!(here.take_departures(), []);
+    }
+}
+
+#[test]
 fn ephemeral_endpoints_have_distinct_numbers() {
     let directory = directory();
     let node = node(&directory, Links::Shm);

@@ -83,13 +83,40 @@ pub(crate) unsafe fn export(
     view: *mut ffi::Py_buffer,
     flags: c_int,
 ) -> PyResult<()> {
-    let length = bytes
-        .len()
+    let place = (std::ptr::NonNull::from(bytes).cast(), bytes.len());
+    // SAFETY: the caller's promise; the view is marked as read-only.
+    unsafe { fill(owner, place, true, (view, flags)) }
+}
+
+/// Fills the view of an object that exports bytes for reading and writing: their address and their
+/// number.
+///
+/// # Safety
+/// As for [`export`]; and the bytes may be written.
+pub(crate) unsafe fn export_writable(
+    owner: &Bound<'_, PyAny>,
+    place: (std::ptr::NonNull<u8>, usize),
+    view: *mut ffi::Py_buffer,
+    flags: c_int,
+) -> PyResult<()> {
+    // SAFETY: the caller's promise.
+    unsafe { fill(owner, place, false, (view, flags)) }
+}
+
+/// # Safety
+/// As for [`export`]; and the bytes may be written unless the view is read-only.
+unsafe fn fill(
+    owner: &Bound<'_, PyAny>,
+    (start, length): (std::ptr::NonNull<u8>, usize),
+    is_readonly: bool,
+    (view, flags): (*mut ffi::Py_buffer, c_int),
+) -> PyResult<()> {
+    let length = length
         .try_into()
         .map_err(|_| PyBufferError::new_err("the message is too long for a buffer"))?;
-    let start = bytes.as_ptr().cast_mut().cast();
-    // SAFETY: the caller's promise; the view is marked as read-only.
-    match unsafe { ffi::PyBuffer_FillInfo(view, owner.as_ptr(), start, length, 1, flags) } {
+    let (start, readonly) = (start.as_ptr().cast(), c_int::from(is_readonly));
+    // SAFETY: the caller's promise.
+    match unsafe { ffi::PyBuffer_FillInfo(view, owner.as_ptr(), start, length, readonly, flags) } {
         0 => Ok(()),
         _ => Err(PyErr::fetch(owner.py())),
     }

@@ -5,6 +5,7 @@
 
 mod bsp;
 mod buffer;
+mod channels;
 mod edge;
 mod endpoint;
 mod error;
@@ -25,6 +26,8 @@ mod _dipole {
     #[pymodule_export]
     use crate::bsp::Bsp;
     #[pymodule_export]
+    use crate::channels::Channels;
+    #[pymodule_export]
     use crate::edge::Edge;
     #[pymodule_export]
     use crate::endpoint::Endpoint;
@@ -37,7 +40,7 @@ mod _dipole {
     #[pymodule_export]
     use crate::port::Port;
     #[pymodule_export]
-    use crate::process::{finalize, node_id};
+    use crate::process::{finalize, node_address, node_at, node_id};
     #[pymodule_export]
     use crate::region::Region;
 }

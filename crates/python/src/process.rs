@@ -1,10 +1,12 @@
 //! The node of this process: opened from the environment by the first endpoint, closed by
 //! `finalize`, which Python calls at exit.
 
+use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use dipole_node::{Config, Node};
+use dipole_node::hosts::Host;
+use dipole_node::{Config, Node, NodeId};
 use pyo3::prelude::*;
 
 use crate::error::raise;
@@ -73,4 +75,33 @@ pub(crate) fn finalize(py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         }
     });
     closed.map_err(|fault| raise(py, &fault))
+}
+
+/// The IP address of a node, by the hosts file; None if the node is not known.
+#[pyfunction]
+pub(crate) fn node_address(py: Python<'_>, nid: u32) -> PyResult<Option<String>> {
+    let config = py.detach(Config::from_env);
+    let config = config.map_err(|fault| raise(py, &fault))?;
+    let node = NodeId(nid);
+    let address = match config.node == node {
+        true => Some(config.bind),
+        false => config.hosts.get(node).map(|host| host.address),
+    };
+    Ok(address.map(|address| address.to_string()))
+}
+
+/// The number of the node that has an IP address, by the hosts file; None if there is none. The
+/// loopback address belongs to this node.
+#[pyfunction]
+pub(crate) fn node_at(py: Python<'_>, address: &str) -> PyResult<Option<u32>> {
+    let Ok(address) = address.parse::<IpAddr>() else {
+        return Ok(None);
+    };
+    let config = py.detach(Config::from_env);
+    let config = config.map_err(|fault| raise(py, &fault))?;
+    if address == config.bind || address.is_loopback() || config.interfaces.contains(&address) {
+        return Ok(Some(config.node.0));
+    }
+    let has = |host: &&Host| host.address == address || host.interfaces.contains(&address);
+    Ok(config.hosts.iter().find(has).map(|host| host.node.0))
 }

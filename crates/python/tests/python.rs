@@ -3,7 +3,7 @@
 #![allow(missing_docs, reason = "tests")]
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use dipole_testbed::c_programs::built_library;
 use dipole_testbed::{built, isolated_command};
@@ -31,6 +31,31 @@ fn interpreter() -> Option<PathBuf> {
     None
 }
 
+/// An interpreter that also has packages from the package index; `None` with a message if they
+/// cannot be installed. The environment is kept for later runs.
+fn interpreter_with(name: &str, packages: &[&str]) -> Option<PathBuf> {
+    let python = interpreter()?;
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let (inside, complete) = (folder.join("bin/python"), folder.join(packages.join(",")));
+    if complete.exists() {
+        return Some(inside);
+    }
+    let succeeds = |command: &mut Command| {
+        let ran = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
+        ran.is_ok_and(|status| status.success())
+    };
+    let make = ["-m", "venv", "--clear"];
+    let install = ["-m", "pip", "install", "--quiet", "--retries", "0"];
+    let is_made = succeeds(Command::new(python).args(make).arg(&folder))
+        && succeeds(Command::new(&inside).args(install).args(packages));
+    if !is_made {
+        eprintln!("SKIPPED: cannot install {} with pip", packages.join(", "));
+        return None;
+    }
+    std::fs::write(complete, "").expect("a file");
+    Some(inside)
+}
+
 /// A folder with the package `dipole` and its native module.
 fn package() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
@@ -43,6 +68,10 @@ fn package() -> tempfile::TempDir {
             std::fs::copy(&path, package.join(path.file_name().expect("a name"))).expect("a copy");
         }
     }
+    let info = folder.path().join("dipole-0.dist-info");
+    std::fs::create_dir(&info).expect("a folder");
+    let entry = "[distributed.comm.backends]\ndipole = dipole._dask:Backend\n";
+    std::fs::write(info.join("entry_points.txt"), entry).expect("a file");
     let module = built_library("lib_dipole.so");
     std::fs::copy(module, package.join("_dipole.abi3.so")).expect("a copy");
     folder
@@ -77,9 +106,14 @@ fn run(command: &mut Command) -> String {
 }
 
 fn passes(test: &str) {
-    let Some(python) = interpreter() else { return };
+    if let Some(python) = interpreter() {
+        passes_in(&python, test);
+    }
+}
+
+fn passes_in(python: &Path, test: &str) {
     let package = package();
-    let mut command = with_dipole(&python, package.path());
+    let mut command = with_dipole(python, package.path());
     command.args(["-m", "unittest", "-v", test]);
     run(command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")));
 }
@@ -102,6 +136,13 @@ fn supersteps() {
 #[test]
 fn clusters() {
     passes("test_cluster");
+}
+
+#[test]
+fn dask() {
+    if let Some(python) = interpreter_with("dask", &["distributed", "numpy"]) {
+        passes_in(&python, "test_dask");
+    }
 }
 
 #[test]

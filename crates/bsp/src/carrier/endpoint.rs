@@ -120,8 +120,10 @@ impl Endpoints {
             Completion::Received { message, .. } => return Ok(Some(message)),
             Completion::Sent { context } | Completion::Done { context, .. } => (context, None),
             Completion::Failed { context, error } => (context, Some(error)),
-            // This carrier posts no receives.
-            Completion::Filled { .. } | Completion::NotFilled { .. } => return Ok(None),
+            // This carrier posts no receives and does not watch departures.
+            Completion::Filled { .. }
+            | Completion::NotFilled { .. }
+            | Completion::Departed { .. } => return Ok(None),
         };
         let to = u32::try_from((context & !WRITE) >> 40).unwrap_or(u32::MAX);
         if let Some(error @ SendError::OperationFailed { .. }) = error {
