@@ -2,14 +2,15 @@
 //!
 //! Open MPI, MPICH's Hydra and other launchers with PMI pass a process its rank and the number of
 //! ranks on its node and in the job, but no nodes. Those come from the hosts file, whose slots are
-//! filled in order; without one all ranks are on this node. Flux passes the number of nodes instead
+//! filled in order; without one the ranks exchange them through PMI, or all are on this node. Flux
+//! passes the number of nodes instead
 //! of the number of ranks on this one.
 
 use rustix::process::{getpid, getsid};
 
 use super::peers::{hosts_file, is_own};
 use super::{
-    HYDRA_CONTROL, Job, JobError, Launched, Launcher, Lookup, MAX_RANKS, Nodes, given_id,
+    HYDRA_CONTROL, Job, JobError, Launched, Launcher, Lookup, MAX_RANKS, Nodes, Services, given_id,
     id_from_name, number, required_number,
 };
 use crate::address::NodeId;
@@ -72,7 +73,15 @@ pub(super) fn is_here(get: Lookup<'_>) -> bool {
         .any(|variable| get(variable).is_some())
 }
 
-pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
+/// Rank and number of ranks, if they are valid.
+pub(super) fn rank_and_size(get: Lookup<'_>) -> Option<(u32, u32)> {
+    let number = |variable: &str| get(variable)?.parse().ok();
+    let families = [OPEN_MPI, HYDRA].into_iter();
+    let mut found = families.filter_map(|one| Some((number(one.rank)?, number(one.size)?)));
+    found.find(|(rank, size)| rank < size && *size <= MAX_RANKS)
+}
+
+pub(super) fn job(get: Lookup<'_>, services: Services) -> Result<Launched, JobError> {
     let mpi = Launcher::Mpi;
     let variables = [OPEN_MPI, HYDRA]
         .into_iter()
@@ -96,6 +105,10 @@ pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
         optional(variables.local_rank, 0, local_size.unwrap_or(size) - 1)?;
     let hosts = hosts_file(get)?;
     let is_here = local_size == Some(size);
+    let is_pmi = variables.rank == HYDRA.rank;
+    if is_pmi && !is_here && hosts.is_none() && uses_pmi(get, services) {
+        return super::exchange::job(get, rank, size);
+    }
     let id = match given_id(get)? {
         Some(id) => id,
         None => JOB_NAMES
@@ -136,6 +149,21 @@ pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
     Ok(Launched {
         job: Job::launched(id, rank, placed),
         nodes: Nodes::File(hosts),
+    })
+}
+
+/// True if the ranks exchange their addresses through the launcher. An MPI library in this process
+/// uses the connection itself.
+pub(super) fn uses_pmi(get: Lookup<'_>, services: Services) -> bool {
+    services == Services::Use && super::pmi::is_offered(get) && !has_mpi_library()
+}
+
+/// True if the library of MPICH or of one of its relatives is loaded.
+fn has_mpi_library() -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    maps.lines().any(|line| {
+        let name = line.rsplit('/').next().unwrap_or_default();
+        name.starts_with("libmpi.so") || name.starts_with("libmpich")
     })
 }
 

@@ -1,7 +1,10 @@
-//! Jobs started by other launchers than `dipole run`: real Slurm daemons, a real `mpirun`, and the
-//! environment of an indexed Kubernetes job. Every rank checks each byte it receives. Launchers
+//! Jobs started by other launchers than `dipole run`: real Slurm daemons, a real `mpirun` and
+//! `mpiexec.hydra`, Flux, and the environment of an indexed Kubernetes job. Every rank checks each byte it receives. Launchers
 //! that are not installed are reported and skipped.
 
+mod flux;
+mod hydra;
+mod nodes;
 mod slurm;
 
 use std::path::PathBuf;
@@ -25,6 +28,7 @@ fn clean(program: impl AsRef<std::ffi::OsStr>) -> Command {
         "PMI",
         "MPI_",
         "HYD",
+        "FLUX_",
         "JOB_COMPLETION",
     ];
     for (name, _) in std::env::vars_os() {
