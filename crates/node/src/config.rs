@@ -26,7 +26,9 @@ use crate::registry::nodes_file;
 
 /// Names of the environment variables that [`Config::from_env`] reads.
 pub mod variables {
-    pub use dipole_naming::environment::variables::{HOSTS, KEY, NODE, PROFILE, RUNTIME_DIR};
+    pub use dipole_naming::environment::variables::{
+        HOSTS, KEY, NODE, PROFILE, RECORD_BYTES, RUNTIME_DIR,
+    };
 
     /// The IP address to bind.
     pub const BIND: &str = "DIPOLE_BIND";
@@ -390,6 +392,12 @@ impl Config {
             config.busy_poll = on == 1;
         }
         config.limits_from_env()?;
+        // Read when the node is opened; here an invalid value can still be reported.
+        number_in(
+            variables::RECORD_BYTES,
+            dipole_record::LEAST_BYTES,
+            u64::MAX / 2,
+        )?;
         config.fault = parsed(variables::FAULT, "a fault plan such as drop=0.01,seed=7")?;
         config.capture = variable(variables::CAPTURE).map(PathBuf::from);
         if let Some(broker) = variable(variables::BROKER) {
