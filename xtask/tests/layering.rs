@@ -13,21 +13,24 @@ use std::path::Path;
 use sources::{files, read, root, with_extensions};
 
 /// Folders below `crates/`, and our crates that each may depend on. Every crate needs a row.
-const MAY_USE: [(&str, &[&str]); 28] = [
+const MAY_USE: [(&str, &[&str]); 29] = [
     ("proto", &[]),
     ("link", &[]),
+    ("record", &["proto", "link"]),
     ("bpf", &["link"]),
     ("naming", &["link"]),
     ("model", &["naming"]),
     ("driver", &["proto", "link"]),
     (
         "engine",
-        &["proto", "link", "bpf", "naming", "model", "driver"],
+        &[
+            "proto", "link", "record", "bpf", "naming", "model", "driver",
+        ],
     ),
     (
         "node",
         &[
-            "proto", "link", "bpf", "naming", "model", "driver", "engine",
+            "proto", "link", "record", "bpf", "naming", "model", "driver", "engine",
         ],
     ),
     ("group", &["proto", "node"]),
@@ -68,6 +71,7 @@ const MAY_USE: [(&str, &[&str]); 28] = [
             "group",
             "bsp",
             "page",
+            "record",
             "trace",
         ],
     ),

@@ -8,7 +8,8 @@ mod operations;
 use std::sync::Arc;
 
 use dipole_proto::wire::Payloads;
-use dipole_proto::{Event, Instant, Machine, PeerId};
+use dipole_proto::{Event, Instant, PeerId};
+use dipole_record::RecordedMachine;
 
 use super::dispatch::{Arrival, Dispatch, MessagePart, Source, UnreliablePart};
 use super::long_messages::LongEvent;
@@ -24,7 +25,7 @@ use dipole_driver::{Ready, WaitKey};
 /// The part of the engine that both carriers share.
 #[derive(Debug)]
 pub(super) struct Core {
-    pub(super) machine: Machine,
+    pub(super) machine: RecordedMachine,
     pub(super) dispatch: Dispatch,
     pub(super) packer: Packer,
     pub(super) peers: Peers,

@@ -177,11 +177,12 @@ impl Engine {
             config.trailers = Offer::CRC32C;
         }
         let trailers = Trailers::new(key, secret, &mut config);
+        let secret = trailers.secret_of_core(secret);
         let lanes = packets::lanes(&link);
         let frames = FramePool::new(config.frames as usize, config.packet_bytes);
         Engine {
             core: Core {
-                machine: Machine::new(config, incarnation, secret, &lanes),
+                machine: Machine::new(config, incarnation, secret, &lanes).into(),
                 dispatch: Dispatch::default(),
                 packer: Packer::new(frames, caps.small_run_frames),
                 peers: Peers::default(),
@@ -221,6 +222,14 @@ impl Engine {
         socket: &FilePath,
     ) -> Result<(), ShmError> {
         self.open_hub(|greeting, options| Ok(memory.open(socket, greeting, options)?.into()))
+    }
+
+    /// Records the inputs of the protocol core from now on.
+    ///
+    /// # Errors
+    /// The directory or the first file cannot be created or written.
+    pub fn record(&mut self, options: dipole_record::Options, now: Instant) -> io::Result<()> {
+        self.core.machine.record(options, now)
     }
 
     fn open_hub(
@@ -419,7 +428,7 @@ impl Engine {
     #[must_use]
     pub fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
         [
-            self.core.machine.next_deadline(),
+            self.core.machine.next_deadline(now),
             self.packets.next_deadline(now),
             self.operations_deadline(),
         ]

@@ -2,6 +2,7 @@
 
 use dipole_proto::wire::{self, EdgeKey, FRAGMENT_BYTES, HEADER_BYTES, MESSAGE_BYTES};
 use dipole_proto::{BeginError, EdgeId, Frames, Instant, Machine, MessageStart, PeerId, Slot};
+use dipole_record::RecordedMachine;
 
 use super::content::{Content, Head};
 use super::target::Blocked;
@@ -249,7 +250,7 @@ impl Packer {
     #[inline]
     pub(super) fn send_whole(
         &mut self,
-        machine: &mut Machine,
+        machine: &mut RecordedMachine,
         now: Instant,
         edge: EdgeId,
         content: Content<'_>,
@@ -286,7 +287,7 @@ impl Packer {
     #[inline]
     pub(super) fn pack_alone(
         &mut self,
-        machine: &mut Machine,
+        machine: &mut RecordedMachine,
         now: Instant,
         edge: EdgeId,
         content: Content<'_>,
@@ -315,7 +316,7 @@ impl Packer {
     /// has room for one only.
     pub(super) fn begin_long(
         &mut self,
-        machine: &mut Machine,
+        machine: &mut RecordedMachine,
         now: Instant,
         edge: EdgeId,
         content: Content<'_>,
@@ -380,7 +381,7 @@ impl Packer {
     /// queued. `payload` is the message without its first `skipped` bytes.
     pub(super) fn continue_long(
         &mut self,
-        machine: &mut Machine,
+        machine: &mut RecordedMachine,
         send: &mut PacketSend,
         payload: &[u8],
         skipped: usize,
@@ -421,7 +422,7 @@ impl Packer {
     /// the last piece. Such frames contain no other records, so they are accounted for together.
     pub(super) fn queue_full_pieces(
         &mut self,
-        machine: &mut Machine,
+        machine: &mut RecordedMachine,
         send: &mut PacketSend,
         (payload, skipped): (&[u8], usize),
         most: usize,
@@ -486,7 +487,7 @@ impl Packer {
     /// Copies an unreliable message into frames.
     pub(super) fn send_unreliable(
         &mut self,
-        machine: &mut Machine,
+        machine: &mut RecordedMachine,
         edge: EdgeId,
         payload: &[u8],
     ) -> Result<(), Blocked> {
@@ -546,12 +547,12 @@ impl Packer {
     }
 
     /// Queues this peer's open frame, full or not.
-    pub(super) fn flush(&mut self, machine: &mut Machine, peer: PeerId) {
+    pub(super) fn flush(&mut self, machine: &mut RecordedMachine, peer: PeerId) {
         self.close_frame(machine, peer, false);
     }
 
     /// Queues all open frames, full or not.
-    pub(super) fn flush_all(&mut self, machine: &mut Machine) {
+    pub(super) fn flush_all(&mut self, machine: &mut RecordedMachine) {
         for index in 0..self.peers.len() {
             let id = self.peers[index].id;
             self.close_frame(machine, id, false);
@@ -559,7 +560,7 @@ impl Packer {
     }
 
     /// Queues open frames of peers that have nothing else to send.
-    pub(super) fn close_idle_frames(&mut self, machine: &mut Machine) {
+    pub(super) fn close_idle_frames(&mut self, machine: &mut RecordedMachine) {
         if self.open_frames == 0 {
             return;
         }
@@ -576,7 +577,7 @@ impl Packer {
     #[inline]
     fn open_frame(
         &mut self,
-        machine: &mut Machine,
+        machine: &mut RecordedMachine,
         id: PeerId,
         needed: usize,
         space: usize,
@@ -602,7 +603,7 @@ impl Packer {
     }
 
     /// Queues an open frame, on the bulk lane if it is full or belongs to a stream.
-    fn close_frame(&mut self, machine: &mut Machine, id: PeerId, full: bool) {
+    fn close_frame(&mut self, machine: &mut RecordedMachine, id: PeerId, full: bool) {
         let Some(peer) = self.current(id) else {
             return;
         };
@@ -651,7 +652,8 @@ mod tests {
 
     #[test]
     fn calls_for_a_lost_peer_do_not_affect_the_next_one_in_its_slot() {
-        let mut machine = Machine::new(Config::default(), 1, [2, 3], &[]);
+        let machine = Machine::new(Config::default(), 1, [2, 3], &[]);
+        let mut machine = RecordedMachine::from(machine);
         let greeting = machine.greeting();
         let gone = machine.open_pipe(greeting).expect("room");
         machine.close_pipe(gone, GoneReason::Died);

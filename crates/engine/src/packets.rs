@@ -5,7 +5,8 @@ use std::io;
 use arrayvec::ArrayVec;
 use dipole_link::{Class, Link};
 use dipole_proto::wire::{Address, LaneAddress, MAX_LANES};
-use dipole_proto::{EdgeId, Instant, Seal, Train, Transmit};
+use dipole_proto::{EdgeId, Instant, Seal, Transmit};
+use dipole_record::RecordedTrain;
 
 use super::arrivals::{Arrivals, TrainPayloads};
 use super::batch::Batch;
@@ -310,7 +311,7 @@ impl PacketPort {
 
 /// The first packet of a train, its source and its seal.
 struct First<'a> {
-    train: Train<'a>,
+    train: RecordedTrain<'a>,
     packet: &'a [u8],
     from: Address,
     seal: Seal,

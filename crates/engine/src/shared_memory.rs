@@ -18,6 +18,7 @@ use dipole_link::shm::{
 };
 use dipole_proto::wire::{Greeting, PipeKind, PipeTag, ResetReason};
 use dipole_proto::{EdgeId, GoneReason, Instant, Machine, PeerId, ProtocolViolation};
+use dipole_record::RecordedMachine;
 use rustc_hash::FxHashMap;
 
 use super::content::{Content, Head};
@@ -203,7 +204,7 @@ impl SharedMemory {
     #[inline]
     pub(super) fn send_whole(
         &mut self,
-        machine: &mut Machine,
+        machine: &mut RecordedMachine,
         (route, edge): (Route, EdgeId),
         content: Content<'_>,
         more: bool,
@@ -251,7 +252,7 @@ impl SharedMemory {
     /// Sends a message that may be lost; never blocks.
     pub(super) fn send_unreliable(
         &mut self,
-        machine: &mut Machine,
+        machine: &mut RecordedMachine,
         (route, edge): (Route, EdgeId),
         payload: &[u8],
     ) -> Result<(), Blocked> {
@@ -463,7 +464,7 @@ impl SharedMemory {
     }
 
     /// Sends the protocol's pending records as far as there is room.
-    pub(super) fn push_records(&mut self, machine: &mut Machine) {
+    pub(super) fn push_records(&mut self, machine: &mut RecordedMachine) {
         for index in (0..self.backlogged.len()).rev() {
             let peer = self.backlogged[index];
             if self.push_records_to(machine, peer) {
@@ -478,7 +479,7 @@ impl SharedMemory {
     }
 
     /// Sends a peer's pending records; false if some found no room.
-    fn push_records_to(&mut self, machine: &mut Machine, peer: PeerId) -> bool {
+    fn push_records_to(&mut self, machine: &mut RecordedMachine, peer: PeerId) -> bool {
         let Some(id) = self.connection(peer) else {
             return true;
         };

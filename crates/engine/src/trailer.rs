@@ -12,6 +12,9 @@ use session::SessionKeys;
 /// Key derivation context for handshake proofs.
 const HANDSHAKE: &str = "dipole 2026 handshake";
 
+/// Key derivation context for the secret of the protocol core.
+const CORE: &str = "dipole 2026 protocol core";
+
 /// Adds and checks trailers of all kinds.
 #[derive(Debug)]
 pub(super) struct Trailers {
@@ -43,6 +46,18 @@ impl Trailers {
             }
         });
         Trailers { keys }
+    }
+
+    /// The secret of the protocol core. A recording contains it, so in a cluster with a key it must
+    /// not reveal the secret behind the keys of sessions.
+    pub(super) fn secret_of_core(&self, random: [u64; 2]) -> [u64; 2] {
+        if self.keys.is_none() {
+            return random;
+        }
+        let [low, high] = random.map(u64::to_le_bytes);
+        let derived = blake3::derive_key(CORE, &[low, high].concat());
+        let (words, _) = derived.as_chunks::<8>();
+        [0, 1].map(|index| u64::from_le_bytes(words[index]))
     }
 
     /// Derives the keys of a session that has opened.

@@ -18,6 +18,10 @@ pub mod variables {
     pub const PROFILE: &str = "DIPOLE_PROFILE";
     /// Directory for traces of programs.
     pub const TRACE: &str = "DIPOLE_TRACE";
+    /// Directory for recordings of the protocol core.
+    pub const RECORD: &str = "DIPOLE_RECORD";
+    /// Limit for the recording of one process.
+    pub const RECORD_BYTES: &str = "DIPOLE_RECORD_BYTES";
 }
 
 /// The value of a variable that is set and not empty.
@@ -62,6 +66,18 @@ pub fn profile_dir() -> Option<PathBuf> {
 #[must_use]
 pub fn trace_dir() -> Option<PathBuf> {
     variable(variables::TRACE).map(PathBuf::from)
+}
+
+/// The directory in `DIPOLE_RECORD`, if the protocol core is to be recorded.
+#[must_use]
+pub fn record_dir() -> Option<PathBuf> {
+    variable(variables::RECORD).map(PathBuf::from)
+}
+
+/// The limit in `DIPOLE_RECORD_BYTES`.
+#[must_use]
+pub fn record_bytes() -> Option<u64> {
+    variable(variables::RECORD_BYTES)?.parse().ok()
 }
 
 fn profile_dir_from(get: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {

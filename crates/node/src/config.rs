@@ -27,7 +27,9 @@ use crate::registry::nodes_file;
 
 /// Names of the environment variables that [`Config::from_env`] reads.
 pub mod variables {
-    pub use dipole_naming::environment::variables::{BIND, HOSTS, KEY, NODE, PROFILE, RUNTIME_DIR};
+    pub use dipole_naming::environment::variables::{
+        BIND, HOSTS, KEY, NODE, PROFILE, RECORD_BYTES, RUNTIME_DIR,
+    };
 
     /// The UDP ports that this process may use, for example `7412-7500`.
     pub const PORTS: &str = "DIPOLE_PORTS";
@@ -420,6 +422,12 @@ impl Config {
         }
         config.checksum_from_env()?;
         config.limits_from_env()?;
+        // Read when the node is opened; here an invalid value can still be reported.
+        number_in(
+            variables::RECORD_BYTES,
+            dipole_record::LEAST_BYTES,
+            u64::MAX / 2,
+        )?;
         config.fault = parsed(variables::FAULT, "a fault plan such as drop=0.01,seed=7")?;
         config.capture = variable(variables::CAPTURE).map(PathBuf::from);
         if let Some(broker) = variable(variables::BROKER) {

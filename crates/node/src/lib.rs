@@ -45,6 +45,7 @@ mod process;
 mod progress;
 mod queues;
 mod receives;
+mod record;
 mod region;
 mod report;
 mod slots;

@@ -75,6 +75,7 @@ impl Node {
             "udp"
         };
         let mut engine = Engine::new(link, protocol, incarnation, rand::random(), key.as_ref());
+        crate::record::start(&mut engine, clock);
         let registration = registry.register(ports).map_err(failed)?;
         if config.may_share_memory() {
             choice.memory = share_memory(&mut engine, &config, &registry, incarnation)?;

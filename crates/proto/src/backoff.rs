@@ -1,9 +1,10 @@
 //! A timer that is repeated with growing pauses.
 
 use crate::time::Instant;
+use serde::{Deserialize, Serialize};
 
 /// Deadline that moves away with each repetition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Backoff {
     /// When the timer fires; [`Instant::NEVER`] while it is off.
     pub(crate) at: Instant,

@@ -2,6 +2,7 @@
 
 use crate::time::{MICROSECOND, MILLISECOND, SECOND};
 use crate::wire::{SHARE_BYTES, Trailers};
+use serde::{Deserialize, Serialize};
 
 pub use crate::wire::MIN_PACKET_BYTES;
 
@@ -15,7 +16,7 @@ pub const MAX_MESSAGE_BYTES: u64 = 1 << 30;
 pub const MESSAGE_OVERHEAD_BYTES: u64 = 64;
 
 /// Limits and times of a machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
     /// Id of this node, sent to peers.
     pub node: u32,

@@ -5,6 +5,7 @@
 //! shrinks if the link stays full or loses packets while it is full.
 
 use crate::time::{Instant, MICROSECOND, MILLISECOND};
+use serde::{Deserialize, Serialize};
 
 /// Initial and smallest limit.
 const FIRST: u32 = 16;
@@ -18,7 +19,7 @@ const PATIENCE: u32 = 16;
 const FRAME_BYTES: u64 = 66;
 
 /// Arrivals since the start of a measurement.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Meter {
     since: Instant,
     units: u32,
@@ -29,7 +30,7 @@ struct Meter {
 }
 
 /// State of the link to this process. Rates are in bytes per millisecond.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Downlink {
     limit: Option<u32>,
     most: u32,
@@ -113,12 +114,17 @@ impl Downlink {
     #[inline]
     pub(crate) fn stepped(&mut self, now: Instant) -> bool {
         let ns = now.since(self.meter.since);
-        let least = METER_PACKETS.max(self.limit.unwrap_or(0));
-        let due = self.meter.units >= least && ns >= METER_NS;
+        let due = self.has_measurement() && ns >= METER_NS;
         if due {
             self.measure(ns, now);
         }
         due
+    }
+
+    /// True if enough packets have arrived for a measurement.
+    #[inline]
+    pub(crate) fn has_measurement(&self) -> bool {
+        self.meter.units >= METER_PACKETS.max(self.limit.unwrap_or(0))
     }
 
     fn measure(&mut self, ns: u64, now: Instant) {

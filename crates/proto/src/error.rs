@@ -5,7 +5,7 @@ use core::fmt;
 use crate::wire::RefusedReason;
 
 /// Why a message cannot begin now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BeginError {
     /// The edge has too little credit. [`Event::Credit`](crate::Event::Credit) reports more.
     NoCredit {
@@ -40,7 +40,7 @@ impl fmt::Display for BeginError {
 impl core::error::Error for BeginError {}
 
 /// Why an edge cannot be opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EdgeError {
     /// Too many edges lead to that process.
     TooMany {
@@ -65,7 +65,7 @@ impl fmt::Display for EdgeError {
 impl core::error::Error for EdgeError {}
 
 /// An invalid record from a process of this node, which must be cut off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProtocolViolation(pub &'static str);
 
 impl fmt::Display for ProtocolViolation {
@@ -77,7 +77,7 @@ impl fmt::Display for ProtocolViolation {
 impl core::error::Error for ProtocolViolation {}
 
 /// Why no session can be opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConnectError {
     /// The table of peers is full.
     TooManyPeers {

@@ -2,12 +2,13 @@
 
 use core::fmt;
 use core::ops::Range;
+use serde::{Deserialize, Serialize};
 
 use crate::wire::{Address, EdgeKey, RefusedReason, ResetReason};
 
 /// A remote process to which a session or pipe exists or existed. It is the connection id in the
 /// peer's packets. Ids of ended sessions are not reused soon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PeerId(pub(crate) u32);
 
 /// Bits of a connection id that form an index into the machine's table.
@@ -35,7 +36,7 @@ impl fmt::Display for PeerId {
 
 /// One edge of a peer in one direction. The id is invalid once the edge is forgotten or the peer
 /// is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EdgeId {
     /// Id of the peer.
     pub peer: PeerId,
@@ -53,7 +54,7 @@ impl core::hash::Hash for EdgeId {
 }
 
 /// Why a session ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum GoneReason {
     /// It owed an answer and sent none within the configured time.
     Silent,
@@ -72,7 +73,7 @@ pub enum GoneReason {
 }
 
 /// How the cluster keys of two processes differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum KeyMismatch {
     /// Both have a key, but different ones.
     Different,
@@ -129,7 +130,7 @@ impl fmt::Display for GoneReason {
 }
 
 /// A change of the paths to a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PathChange {
     /// All lanes that will answer soon have answered. Reported once per session.
     Settled,
@@ -152,7 +153,7 @@ pub enum PathChange {
 }
 
 /// An event. `bytes` are positions in the packet that was just passed in.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Event {
     /// The session is open in both directions.
     Connected {

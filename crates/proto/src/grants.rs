@@ -13,6 +13,7 @@
 mod model;
 
 use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::downlink::Downlink;
@@ -38,7 +39,7 @@ const WIDE_NS: u64 = 50 * MILLISECOND;
 const WIDE_BYTES: u64 = 4 << 20;
 
 /// Finds out that this process is often off its core while packets wait for it.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Absence {
     stepped_at: Instant,
     /// Units that arrived in the current step.
@@ -70,7 +71,7 @@ impl Absence {
 }
 
 /// Counts the peers that send within periods of about 4 ms.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Senders {
     period: u64,
     this: u32,
@@ -102,7 +103,7 @@ impl Senders {
 }
 
 /// A peer with more packets to send than it is granted.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Waiting {
     peer: PeerId,
     /// Position in the order of arrival.
@@ -131,7 +132,7 @@ impl Waiting {
 }
 
 /// Shares of all peers in the limit of this process.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Grants {
     window_packets: u32,
     session_packets: u32,
@@ -320,6 +321,14 @@ impl Grants {
         if self.free >= LEAST_FREE {
             self.share_out(now);
         }
+    }
+
+    /// True if a step would only note the time.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.absence.arriving == 0
+            && !self.downlink.has_measurement()
+            && self.free < LEAST_FREE
+            && self.changed.is_empty()
     }
 
     /// A peer whose window has changed and must be sent.

@@ -5,6 +5,7 @@
 
 use alloc::collections::VecDeque;
 use core::hash::Hasher;
+use serde::{Deserialize, Serialize};
 
 use siphasher::sip::SipHasher24;
 
@@ -22,7 +23,7 @@ const MAX_OUTBOX: usize = 256;
 const MAX_SPENT: usize = 16_384;
 
 /// Creates and verifies cookies.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Cookies {
     secret: [u64; 2],
     /// Valid cookies that have opened a session, and the period in which they did.
@@ -90,7 +91,7 @@ impl Cookies {
 }
 
 /// A packet outside any session.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum HandshakePacket {
     Hello(HelloPacket),
     Challenge(u32, ChallengeLetter),
@@ -102,7 +103,7 @@ pub(crate) enum HandshakePacket {
 pub(crate) type HelloPacket = alloc::boxed::Box<(Kind, u32, HelloBody)>;
 
 /// The body of a hello, which can be compared and hashed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HelloBody(pub(crate) Hello);
 
 impl core::hash::Hash for HelloBody {
@@ -156,7 +157,7 @@ impl HandshakePacket {
 }
 
 /// Handshake packets to send, limited in number. Answers without state are limited in rate, too.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Outbox {
     packets: VecDeque<(Address, HandshakePacket)>,
     tokens: u64,

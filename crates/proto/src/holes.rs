@@ -5,12 +5,13 @@
 //! another one is refused, and the sender retransmits it. Spec §5.1.
 
 use alloc::collections::VecDeque;
+use serde::{Deserialize, Serialize};
 
 /// Most holes of a sequence.
 pub const MAX_HOLES: usize = 256;
 
 /// A range of missing numbers, `start..end`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Hole {
     /// Lowest missing number.
     pub start: u64,
@@ -30,7 +31,7 @@ pub enum Arrival {
 }
 
 /// The arrivals of one sequence of numbers.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Holes {
     /// All numbers below have arrived or do not matter any more.
     next: u64,

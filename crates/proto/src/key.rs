@@ -4,6 +4,7 @@
 //! The caller creates and verifies proofs and tags; this crate only decides which packets have them.
 
 use core::hash::Hasher;
+use serde::{Deserialize, Serialize};
 
 use siphasher::sip::SipHasher24;
 
@@ -25,7 +26,7 @@ pub(crate) fn mask(sender: Side, receiver: Side) -> u32 {
 }
 
 /// How a packet is closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Seal {
     /// A number of the session in this direction. The kernel has checked the bytes.
     Kernel {
@@ -81,7 +82,7 @@ impl Seal {
 
 /// Parameters exchanged by both sides of a session. With the cluster key they determine the
 /// packet keys. Spec §2.7.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Agreement {
     /// Number of the session; unique in this machine.
     pub serial: u64,
@@ -94,7 +95,7 @@ pub struct Agreement {
 }
 
 /// One side of a session.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Party {
     /// Incarnation of its process.
     pub incarnation: u64,

@@ -5,6 +5,7 @@
 //! by enough others to be requested.
 
 use alloc::collections::VecDeque;
+use serde::{Deserialize, Serialize};
 
 use crate::holes::{Arrival, Hole, Holes};
 use crate::path_state::{LaneState, PathState};
@@ -15,7 +16,7 @@ use crate::wire::Address;
 /// Most unsettled numbers of a lane (`settled` has 16 bits in the header).
 pub(crate) const MAX_OPEN_NUMBERS: usize = 32_768;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Sent {
     piece: Piece,
     at: Instant,
@@ -25,7 +26,7 @@ struct Sent {
 }
 
 /// The sending half of a lane.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct LaneOut {
     /// Lowest number that may still be requested.
     floor: u64,
@@ -159,7 +160,7 @@ impl LaneOut {
 }
 
 /// The receiving half of a lane.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct LaneIn {
     holes: Holes,
     /// Holes that end at or below this have been requested at least once.
@@ -263,7 +264,7 @@ impl LaneIn {
 const MAX_LANE_TIMEOUTS: u8 = 4;
 
 /// Consecutive tail time-outs of a lane. Spec §5.3.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LaneTimeouts {
     count: u8,
     /// Time of the last but one.
@@ -317,7 +318,7 @@ impl LaneTimeouts {
 }
 
 /// A lane in both directions, its address and its state.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Lane {
     pub(crate) id: u8,
     pub(crate) bulk: bool,

@@ -6,16 +6,19 @@ mod packets;
 mod peers;
 mod pipes;
 mod room;
+mod status;
 mod timers;
 mod trains;
 mod view;
 
 pub use packets::Addressed;
+pub use status::PeerStatus;
 pub use trains::Train;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::error::ConnectError;
@@ -45,7 +48,7 @@ pub const RENEWAL_NS: u64 = 40 * SECOND;
 const RENEWAL_PAUSE_NS: u64 = SECOND / 2;
 
 /// The protocol of one process, without sockets, clock or payloads. See the crate.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Machine {
     shared: Shared,
     peers: PeerTable,

@@ -12,6 +12,8 @@
 //! A receiver that is often off its core grants a *wide* window, because its queue holds the packets
 //! meanwhile. Then late acknowledgements say nothing about the path, but losses still do.
 
+use serde::{Deserialize, Serialize};
+
 /// The limit shrinks when more than one packet in this many is lost.
 const TOLERATED_LOSS: u32 = 8;
 const FLOOR: u32 = 4;
@@ -23,7 +25,7 @@ const START: u32 = 64;
 const LEAST_GRANTED: u32 = 8;
 
 /// The limit of packets in flight.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Pace {
     limit: u32,
     /// Largest limit unless the window is wide.

@@ -4,12 +4,13 @@
 //! used only when it is complete. Its first complete arrival counts, in parts or as a whole.
 
 use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
 
 use crate::send::MAX_CUT;
 use crate::wire::{HEADER_BYTES, Part};
 
 /// A unit of which some parts have arrived.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Assembly {
     unit: u64,
     /// Content of each part by index; missing ones are empty.
@@ -36,7 +37,7 @@ pub(crate) enum PartArrival {
 }
 
 /// The incomplete units of one session.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Assemblies(Vec<Assembly>);
 
 impl Assemblies {

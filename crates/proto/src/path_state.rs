@@ -3,8 +3,10 @@
 //! [`PathState`] describes one lane and has no clock: the session decides when to probe. Data is
 //! sent only to addresses that have answered or that the handshake has used.
 
+use serde::{Deserialize, Serialize};
+
 /// State of the path to one lane of a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum LaneState {
     /// Nothing has arrived from there yet.
     Waiting,
@@ -19,7 +21,7 @@ pub enum LaneState {
 }
 
 /// State of the path of one lane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct PathState {
     state: LaneState,
     /// How often the lane was given up. It distinguishes answers to older probes.

@@ -9,6 +9,7 @@ mod incoming;
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
 
 use crate::channel::{Channel, MessageStart, Notice};
 use crate::error::{BeginError, ProtocolViolation};
@@ -23,7 +24,7 @@ use crate::wire::{
 const MAX_QUEUED: usize = 4 * crate::channel::MAX_EDGES as usize;
 
 /// An edge from the peer, found by the number that the peer has given it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Inbound {
     edge: EdgeId,
     key: EdgeKey,
@@ -33,7 +34,7 @@ struct Inbound {
 }
 
 /// A message that arrives in pieces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Stream {
     sequence: u64,
     total: u64,
@@ -42,7 +43,7 @@ struct Stream {
 }
 
 /// A long message of this side that the peer may be copying, or that is sent in pieces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Long {
     edge: EdgeId,
     key: EdgeKey,
@@ -52,7 +53,7 @@ struct Long {
 }
 
 /// A whole message to deliver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Delivery {
     /// The edge whose credit it uses.
     pub edge: EdgeId,
@@ -61,7 +62,7 @@ pub struct Delivery {
 }
 
 /// State of a peer on the same node.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Pipe {
     pub(crate) id: PeerId,
     pub(crate) remote: Greeting,
@@ -92,6 +93,11 @@ impl Pipe {
             queue: VecDeque::new(),
             is_ready: false,
         }
+    }
+
+    /// Long messages of this side that are not finished.
+    pub(crate) fn long_messages(&self) -> usize {
+        self.long.len()
     }
 
     // ---- sending ---------------------------------------------------------------

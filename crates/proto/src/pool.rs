@@ -1,5 +1,7 @@
 //! Memory for received messages, one pool for all peers. Spec §5.4.
 
+use serde::{Deserialize, Serialize};
+
 /// Answer to an arrival's request for room in the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
@@ -12,7 +14,7 @@ pub(crate) enum Admission {
 }
 
 /// Bytes of messages held for the application.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Pool {
     capacity: u64,
     reserve: u64,

@@ -1,10 +1,12 @@
 //! Duplicate detection for packets that are not retransmitted. Spec §5.7.
 
+use serde::{Deserialize, Serialize};
+
 const WORDS: usize = 4;
 const BITS: u64 = 64 * WORDS as u64;
 
 /// The numbers seen, within 256 below the highest.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Replay {
     top: u64,
     seen: [u64; WORDS],

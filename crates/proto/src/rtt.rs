@@ -4,9 +4,10 @@
 //! acknowledgement waited for a packet to carry it.
 
 use crate::time::{MICROSECOND, MILLISECOND};
+use serde::{Deserialize, Serialize};
 
 /// Smoothed round trip and its variation (Jacobson's estimator).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct RoundTrip {
     smoothed_ns: u64,
     variation_ns: u64,

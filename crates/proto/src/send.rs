@@ -6,6 +6,7 @@
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
 
 use crate::time::Instant;
 use crate::wire::Part;
@@ -47,7 +48,7 @@ pub struct UnitView {
 }
 
 /// The contents of one packet: a whole unit, or one of the parts into which it was cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct Piece {
     pub(crate) unit: u64,
     pub(crate) part: Part,
@@ -63,13 +64,13 @@ impl Piece {
 }
 
 /// The latest transmission of a piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Flight {
     pub(crate) lane: u8,
     pub(crate) number: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum State {
     /// It was sent and is not acknowledged.
     Flying(Flight),
@@ -82,7 +83,7 @@ enum State {
 }
 
 /// State of a piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Progress {
     state: State,
     sent_at: Instant,
@@ -114,7 +115,7 @@ impl Progress {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Unit {
     slot: Slot,
     progress: Progress,
@@ -124,7 +125,7 @@ struct Unit {
 }
 
 /// The parts of a unit that was cut.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Cut {
     unit: u64,
     parts: Vec<Progress>,
@@ -155,7 +156,7 @@ pub(crate) struct Next {
 pub(crate) const MAX_CUT: usize = 16;
 
 /// The queued and unacknowledged units of one session.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct SendWindow {
     /// Number of the first unit in `units`. All units below have arrived.
     base: u64,

@@ -14,11 +14,13 @@ mod recover;
 mod requests;
 mod retransmission;
 mod sizing;
+mod status;
 mod trains;
 mod transmit;
 mod view;
 
 use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
 
 use crate::channel::{Channel, MessageStart, Urgency};
 use crate::error::BeginError;
@@ -42,12 +44,13 @@ use retransmission::Retransmission;
 use sizing::Sizing;
 
 pub use paths::LaneStatus;
+pub use status::{PathStatus, SessionStatus};
 pub(crate) use trains::Pieces;
 pub use transmit::{Frame, Frames, Transmit};
 pub use view::{LaneView, View};
 
 /// State of the handshake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Phase {
     /// Hellos are sent until a welcome arrives. The cookie comes from the peer's challenge.
     Opening {
@@ -60,7 +63,7 @@ pub(crate) enum Phase {
 }
 
 /// The peer, as described in its hello or welcome.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Remote {
     /// Where hellos are sent to or were received from: the peer's first address for small packets.
     pub(crate) home: Address,
@@ -96,7 +99,7 @@ impl Remote {
 }
 
 /// A request to the peer to prove again that it holds the cluster key. Spec §3.2.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Renewal {
     /// The cookie of the peer's challenge, once that has arrived.
     pub(crate) cookie: u64,
@@ -109,7 +112,7 @@ pub(crate) struct Renewal {
 }
 
 /// Numbers that this side has chosen for a session.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Own {
     /// See [`Agreement::serial`](crate::Agreement::serial).
     pub(crate) serial: u64,
@@ -120,7 +123,7 @@ pub(crate) struct Own {
 }
 
 /// How the packets of a session are sealed, by direction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Seals {
     pub(crate) out: Seal,
     pub(crate) incoming: Seal,
@@ -142,7 +145,7 @@ impl Seals {
 }
 
 /// Protection of the packets of a session.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Keys {
     pub(crate) own: Own,
     pub(crate) seals: Seals,
@@ -151,7 +154,7 @@ pub(crate) struct Keys {
 }
 
 /// A session with one peer.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Session {
     pub(crate) id: PeerId,
     pub(crate) keys: Keys,

@@ -2,6 +2,7 @@
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::event::{EdgeId, Event, PeerId};
@@ -12,7 +13,7 @@ use crate::stats::{DropReason, Stats};
 use crate::time::Instant;
 
 /// The turn of an edge to send a message longer than its window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Oversize {
     pub(crate) edge: EdgeId,
     /// Cumulative bytes of the edge at which the turn ends.
@@ -42,7 +43,7 @@ impl core::hash::Hash for Oversize {
 const FORFEIT_TIMEOUTS: u64 = 4;
 
 /// State of an open endpoint that affects admission.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Endpoint {
     /// The edge whose long message is admitted now.
     pub(crate) oversize: Option<Oversize>,
@@ -53,7 +54,7 @@ pub(crate) struct Endpoint {
 }
 
 /// State shared by all sessions.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) pool: Pool,

@@ -6,6 +6,7 @@
 //! probe and when a round ends. Packets from outside the session cannot change it.
 
 use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
 
 use crate::wire::MAX_LANES;
 
@@ -17,7 +18,7 @@ const LADDER: [u16; 4] = [8972, 4000, 1472, 1392];
 const MISSES: u8 = 4;
 
 /// A round of probes of several lengths, and the answers so far.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Round {
     /// Probes are longer than the present size. Otherwise they are at most as long.
     upwards: bool,
@@ -35,7 +36,7 @@ pub(crate) struct RoundResult {
 }
 
 /// Packet length towards one peer.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct PacketSize {
     least: u16,
     most: u16,

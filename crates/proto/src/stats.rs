@@ -1,7 +1,9 @@
 //! Counters, and the reasons for which packets are dropped.
 
+use serde::{Deserialize, Serialize};
+
 /// Why a packet, or a record in it, was dropped. Each reason has a counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DropReason {
     /// It is not a packet of this protocol, or it is truncated.
     Malformed,
@@ -83,7 +85,7 @@ impl DropReason {
 }
 
 /// Counters of a machine (table 6.6 of the thesis, and drops by reason).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
     /// Units sent for the first time.
     pub units_sent: u64,

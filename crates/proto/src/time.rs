@@ -1,7 +1,11 @@
 //! Time as passed in by the caller: nanoseconds since an origin of its choice.
 
+use serde::{Deserialize, Serialize};
+
 /// A point in time, in nanoseconds of the caller's clock.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Instant(pub u64);
 
 impl Instant {

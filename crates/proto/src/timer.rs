@@ -6,12 +6,14 @@
 
 use alloc::collections::BinaryHeap;
 use core::cmp::Reverse;
+use serde::{Deserialize, Serialize};
 
 use crate::time::Instant;
 
 /// Deadlines by index of the session.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Timers {
+    #[serde(serialize_with = "in_order")]
     entries: BinaryHeap<Reverse<(Instant, u32)>>,
     /// The valid entry of each session; `NEVER` if it has none.
     armed: alloc::vec::Vec<Instant>,
@@ -61,6 +63,14 @@ impl Timers {
             .peek()
             .map_or(Instant::NEVER, |Reverse((at, _))| *at)
     }
+}
+
+/// Serializes the entries in order, because their order in memory depends on the past.
+fn in_order<S: serde::Serializer>(
+    entries: &BinaryHeap<Reverse<(Instant, u32)>>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    entries.clone().into_sorted_vec().serialize(serializer)
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ mod output;
 mod pipe;
 mod predict;
 mod processes;
+mod replay;
 mod report;
 mod sockets;
 mod top;
@@ -52,6 +53,7 @@ enum Command {
     Links(processes::LinksArgs),
     Top(top::TopArgs),
     Trace(trace::TraceArgs),
+    Replay(replay::ReplayArgs),
     Report(report::ReportArgs),
     Chaos(Box<dipole_chaos::ChaosArgs>),
     Agent(dipole_agent::AgentArgs),
@@ -230,6 +232,7 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
             .map_err(|error| Failure::with_status(dipole_chaos::error_status(&*error), error)),
         Command::ChaosCluster(args) => Ok(dipole_chaos::cluster(&args)?),
         Command::Trace(args) => trace::execute(&args, json, out),
+        Command::Replay(args) => replay::execute(&args, json, out),
         Command::Graph(args) => graph::execute(&args, json, out),
         Command::Agent(args) => {
             dipole_agent::execute(&args, json, out)?;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use dipole_link::shm::{ConnId, MAX_RECORD_BYTES};
 use dipole_proto::{EdgeId, Instant, Machine, PeerId};
+use dipole_record::RecordedMachine;
 use rustc_hash::FxHashMap;
 
 use super::transfer::{Sent, Transfer};
@@ -135,7 +136,7 @@ impl SharedMemory {
     /// [`continue_long`](Self::continue_long) returns true, unless `keep` provides for them.
     pub(crate) fn begin_long(
         &mut self,
-        machine: &mut Machine,
+        machine: &mut RecordedMachine,
         now: Instant,
         edge: EdgeId,
         content: Content<'_>,
@@ -205,7 +206,7 @@ impl SharedMemory {
     /// A message was sent completely through the ring from the caller's memory.
     fn on_streamed(
         &mut self,
-        machine: &mut Machine,
+        machine: &mut RecordedMachine,
         (connection, id): (ConnId, LongId),
         message: &Outgoing,
     ) {
@@ -241,7 +242,7 @@ impl SharedMemory {
     /// Continues a long message; true once the caller's bytes are no longer needed.
     pub(crate) fn continue_long(
         &mut self,
-        machine: &mut Machine,
+        machine: &mut RecordedMachine,
         id: LongId,
         payload: &[u8],
     ) -> Result<bool, Blocked> {

@@ -141,6 +141,7 @@ impl Scenario {
             withdraw(seed, count, calm_at_ns, &mut faults);
         }
         Scenario {
+            recording: None,
             seed,
             network,
             calm_path,

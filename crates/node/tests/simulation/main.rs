@@ -17,6 +17,7 @@ mod interfaces;
 mod ledger;
 mod memory;
 mod payload;
+mod recording;
 mod scenario;
 mod stranger;
 mod taker;

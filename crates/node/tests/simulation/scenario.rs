@@ -41,6 +41,8 @@ pub struct Scenario {
     pub has_regions: bool,
     /// A process that a fault stops until all others have finished.
     pub stuck: Option<Stuck>,
+    /// Directory and limit of the recordings of all processes.
+    pub recording: Option<(PathBuf, u64)>,
 }
 
 /// A process that gets stuck.
@@ -348,6 +350,7 @@ impl Scenario {
             keys: Vec::new(),
             has_regions: false,
             stuck: None,
+            recording: None,
         }
     }
 }

@@ -489,6 +489,15 @@ impl World {
             secret,
             self.scenario.keys.get(index),
         );
+        if let Some((directory, bytes)) = &self.scenario.recording {
+            let options = dipole_record::Options {
+                directory: directory.clone(),
+                bytes: *bytes,
+                since_1970_ns: 0,
+            };
+            let started = engine.record(options, Instant(self.now_ns));
+            started.expect("room for a recording");
+        }
         if plan.shares_memory {
             let memory = &self.memories[plan.place.node];
             engine

@@ -6,8 +6,10 @@
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
 
 use super::MessagePiece;
+use super::status::IncomingStatus;
 use crate::config::{Config, MAX_MESSAGE_BYTES, charge};
 use crate::wire::{CreditRequest, EdgeKey, Fragment};
 
@@ -34,7 +36,7 @@ pub(crate) enum Violation {
     Contradiction,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Partial {
     begun: bool,
     discard: bool,
@@ -66,7 +68,7 @@ pub(crate) struct Completed {
 }
 
 /// The receiving half of an edge.
-#[derive(Clone, Debug, Hash)]
+#[derive(Clone, Debug, Hash, Serialize, Deserialize)]
 pub(crate) struct EdgeIn {
     key: EdgeKey,
     /// Number of the next message to deliver.
@@ -121,6 +123,19 @@ impl EdgeIn {
             end: None,
             draining: false,
             open: (0, false),
+        }
+    }
+
+    /// See [`IncomingStatus`].
+    pub(crate) fn status(&self) -> IncomingStatus {
+        IncomingStatus {
+            key: self.key,
+            next: self.next,
+            unread_bytes: self.charged.saturating_sub(self.consumed),
+            incomplete: self.pending.iter().filter(|it| it.begun).count(),
+            granted: self.granted,
+            granted_left: self.granted.saturating_sub(self.charged),
+            requested: self.needed.saturating_sub(self.granted),
         }
     }
 

@@ -14,11 +14,13 @@ mod incoming;
 mod outgoing;
 mod receiving;
 mod sending;
+mod status;
 mod table;
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::ops::Range;
+use serde::{Deserialize, Serialize};
 
 use crate::event::{EdgeId, PeerId};
 use crate::shared::Shared;
@@ -27,6 +29,8 @@ use incoming::EdgeIn;
 use outgoing::EdgeOut;
 use table::EdgeTable;
 
+pub use status::{IncomingStatus, OutgoingStatus};
+
 /// Most open edges to one peer, and from one peer.
 pub const MAX_EDGES: u32 = 1 << 16;
 /// Most queued refusals of messages for which no edge could be created. A peer that respects
@@ -34,7 +38,7 @@ pub const MAX_EDGES: u32 = 1 << 16;
 const MAX_STRAYS: usize = 256;
 
 /// Information for the peer that must arrive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Notice {
     /// A message was not accepted.
     Refused {
@@ -60,7 +64,7 @@ pub(crate) enum Urgency {
 }
 
 /// A message that has begun and may be sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MessageStart {
     /// Key of the edge.
     pub key: EdgeKey,
@@ -132,7 +136,7 @@ pub(crate) enum Placed {
 }
 
 /// State of all edges of one peer.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Channel {
     peer: PeerId,
     /// Number of the first message of each edge.

@@ -1,11 +1,13 @@
 //! The sending half of an edge: numbers messages, charges them to the granted credit, and ends.
 //! Spec §5.5, §5.6.
 
+use super::status::OutgoingStatus;
 use crate::config::charge;
 use crate::wire::{CreditRequest, EdgeKey, RefusedReason};
+use serde::{Deserialize, Serialize};
 
 /// Stage in the life of an edge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum State {
     Open,
     /// The end was announced and the peer has not yet forgotten the edge.
@@ -16,7 +18,7 @@ enum State {
 }
 
 /// Sending half of an edge.
-#[derive(Clone, Debug, Hash)]
+#[derive(Clone, Debug, Hash, Serialize, Deserialize)]
 pub(crate) struct EdgeOut {
     key: EdgeKey,
     state: State,
@@ -196,6 +198,20 @@ impl EdgeOut {
         let waited = self.is_waiting();
         self.limit = self.limit.max(limit);
         waited && !self.is_waiting()
+    }
+
+    /// See [`OutgoingStatus`].
+    pub(crate) fn status(&self) -> OutgoingStatus {
+        let missing = self.need.filter(|_| self.is_waiting());
+        OutgoingStatus {
+            key: self.key,
+            next: self.next,
+            credit_left: self.left(),
+            limit: self.limit,
+            credit_missing: missing.map(|need| need.saturating_sub(self.limit)),
+            is_ending: self.is_ending(),
+            refused: self.refused,
+        }
     }
 
     /// Bytes of credit left.

@@ -5,15 +5,16 @@
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Slot<E> {
     generation: u32,
     edge: Option<E>,
 }
 
 /// Edges of one direction.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct EdgeTable<E> {
     slots: Vec<Slot<E>>,
     free: Vec<u32>,

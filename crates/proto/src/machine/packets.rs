@@ -30,6 +30,12 @@ pub struct Addressed<'a> {
 }
 
 impl Addressed<'_> {
+    /// Its session; `None` for handshake packets.
+    #[must_use]
+    pub fn peer(&self) -> Option<PeerId> {
+        self.peer
+    }
+
     /// The same packet with decrypted records: header and records, without a trailer.
     #[must_use]
     pub fn decrypted<'a>(&self, bytes: &'a [u8]) -> Addressed<'a> {

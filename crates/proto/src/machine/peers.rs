@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
 
 use crate::channel::Channel;
 use crate::event::{INDEX_BITS, PeerId};
@@ -11,7 +12,7 @@ use crate::session::{Remote, Session};
 use crate::wire::Address;
 
 /// A remote process: a session or a pipe.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Peer {
     /// A process on another node.
     Session(Box<Session>),
@@ -43,7 +44,7 @@ impl Peer {
 }
 
 /// Peers by position. Positions are reused, ids are not.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct PeerTable {
     slots: Vec<Option<Peer>>,
     /// Free positions, each with the last peer that used it.
@@ -175,7 +176,7 @@ impl PeerTable {
 }
 
 /// Finds sessions by what their peers report; values are positions in the [`PeerTable`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct PeerIndex {
     by_home: BTreeMap<Address, u32>,
     /// Open sessions by the peer's incarnation; the newest if there are several.

@@ -1,6 +1,7 @@
 //! Room for further peers when the table is full. Spec §3.2.
 
 use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
 
 use crate::event::{Event, PeerId};
 use crate::machine::Machine;
@@ -12,7 +13,7 @@ use crate::wire::Address;
 const MAX_ASKED: usize = 64;
 
 /// The search for dead peers among those that are idle.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct RoomSearch {
     /// Idle peers that were last probed.
     asked: Vec<PeerId>,

@@ -27,6 +27,13 @@ impl Machine {
         }
     }
 
+    /// True if [`on_timers`](Self::on_timers) would only note the time. Of several such calls in a
+    /// row, only the last one has an effect.
+    #[must_use]
+    pub fn is_idle_at(&self, now: Instant) -> bool {
+        now < self.timers.earliest() && !self.shared.edges_waiting && self.shared.grants.is_idle()
+    }
+
     fn on_due(&mut self, now: Instant, absence: u64) {
         if absence > ABSENCE_NS {
             self.shared.discount(absence);

@@ -1,9 +1,10 @@
 //! When an acknowledgement is sent to the peer. Spec §6.4.
 
 use crate::time::Instant;
+use serde::{Deserialize, Serialize};
 
 /// Acknowledgements that the peer is owed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Acks {
     /// Packets accepted since the last acknowledgement.
     packets: u32,

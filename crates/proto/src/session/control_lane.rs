@@ -2,9 +2,10 @@
 
 use crate::holes::widen;
 use crate::replay::Replay;
+use serde::{Deserialize, Serialize};
 
 /// Packet numbers of the control lane in both directions.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ControlLane {
     next: u64,
     seen: Replay,

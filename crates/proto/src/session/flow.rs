@@ -1,9 +1,10 @@
 //! Windows and backlogs that the two sides have announced to each other. Spec §6.7.
 
 use crate::holes::widen;
+use serde::{Deserialize, Serialize};
 
 /// Last reports about flow control in both directions.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct FlowReports {
     /// The window last sent to the peer.
     window: u32,

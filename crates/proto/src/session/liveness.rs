@@ -2,9 +2,10 @@
 
 use crate::config::Config;
 use crate::time::Instant;
+use serde::{Deserialize, Serialize};
 
 /// Liveness of one peer. A peer that owes a reply and sends nothing is first suspected, then dead.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Liveness {
     /// Since when the peer has owed a reply; `None` while it owes none.
     owed_since: Option<Instant>,

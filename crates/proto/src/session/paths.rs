@@ -8,6 +8,7 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::hash::{Hash, Hasher};
+use serde::{Deserialize, Serialize};
 
 use siphasher::sip::SipHasher24;
 
@@ -47,7 +48,7 @@ pub struct LaneStatus {
 }
 
 /// The answer to a probe, to be sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Echo {
     pub(super) lane: u8,
     pub(super) token: u64,
@@ -58,7 +59,7 @@ pub(super) struct Echo {
 }
 
 /// Probes, and answers to probes, of one session.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Paths {
     timer: Backoff,
     rounds: u8,

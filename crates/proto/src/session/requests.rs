@@ -4,9 +4,10 @@
 use crate::backoff::Backoff;
 use crate::config::Config;
 use crate::time::Instant;
+use serde::{Deserialize, Serialize};
 
 /// Timers of the repeated requests.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Requests {
     ack: Backoff,
     /// An `AckRequest` is the next packet.

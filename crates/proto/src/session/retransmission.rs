@@ -5,9 +5,10 @@ use crate::backoff::Backoff;
 use crate::config::Config;
 use crate::rtt::RoundTrip;
 use crate::time::Instant;
+use serde::{Deserialize, Serialize};
 
 /// Timers and estimates for retransmissions.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Retransmission {
     pub(super) round_trip: RoundTrip,
     /// Runs while units are in flight.

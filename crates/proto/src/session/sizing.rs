@@ -1,6 +1,7 @@
 //! When a session probes for the packet size of its paths. Spec §5.8.
 
 use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
 
 use crate::backoff::Backoff;
 use crate::event::{Event, PathChange};
@@ -15,7 +16,7 @@ const FIRST_RISE_NS: u64 = 10 * SECOND;
 const LONGEST_RISE_NS: u64 = 600 * SECOND;
 
 /// The packet size and the probes that test it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Sizing {
     pub(super) size: PacketSize,
     /// Probes to send: index of the lane, and length.

@@ -1,6 +1,7 @@
 //! Selection and construction of the next packet of a session.
 
 use core::ops::Range as Bytes;
+use serde::{Deserialize, Serialize};
 
 use ranges::RangeList;
 
@@ -40,7 +41,7 @@ pub trait Frames {
 }
 
 /// The frame that contains a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Frame {
     /// A queued frame. It belongs to the machine until it is released.
     Unit(Slot),
@@ -51,7 +52,7 @@ pub enum Frame {
 }
 
 /// A packet to send now. The caller appends the trailer for the seal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Transmit {
     /// Destination of the packet.
     pub to: Address,

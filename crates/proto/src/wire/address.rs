@@ -1,11 +1,14 @@
 //! Address of a lane: an IP address and a UDP port.
 
 use core::fmt;
+use serde::{Deserialize, Serialize};
 
 use super::cursor::{put, u16_at};
 
 /// An IPv6 or v4-mapped address and a port, as sent in handshakes. Spec §3.1.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 pub struct Address {
     /// IPv6, or IPv4 as `::ffff:a.b.c.d`. All zero stands for the source of the packet.
     pub ip: [u8; 16],

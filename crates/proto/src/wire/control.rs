@@ -4,13 +4,14 @@ use super::Malformed;
 use super::address::Address;
 use super::cursor::{put, u16_at, u32_at, u64_at};
 use super::header::{MAX_LANES, MIN_PACKET_BYTES, VERSION};
+use serde::{Deserialize, Serialize};
 
 /// Trailers that a process can create and verify, as a set of bits. Spec §2.5.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trailers(pub u8);
 
 /// How the packets of a session are closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Trailer {
     /// A number of the session. The kernel checks the bytes by the checksum of UDP.
     Kernel,
@@ -95,7 +96,7 @@ impl Trailers {
 }
 
 /// A lane on which the sender of a hello listens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneAddress {
     /// Lane number, below [`MAX_LANES`].
     pub lane: u8,
@@ -109,7 +110,7 @@ pub struct LaneAddress {
 pub const LANE_BYTES: usize = 2 + Address::BYTES;
 
 /// Body of hello and welcome. Spec §3.1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// Lowest and highest protocol version supported.
     pub versions: (u8, u8),
@@ -305,7 +306,7 @@ impl Challenge {
 }
 
 /// Reason of a reset. Spec §3.5.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ResetReason {
     /// The connection id does not belong to a session.
     UnknownConnection,
@@ -320,7 +321,7 @@ pub enum ResetReason {
 }
 
 /// Body of a reset.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Reset {
     /// The refused connection id: that of the sender of a hello, or that in the header of another
     /// packet.

@@ -1,6 +1,7 @@
 //! The 32-byte header of every packet. Spec §2.2.
 
 use core::fmt;
+use serde::{Deserialize, Serialize};
 
 use super::Malformed;
 use super::cursor::{put, u16_at, u32_at};
@@ -18,7 +19,7 @@ pub const CONTROL_LANE: u8 = 15;
 pub const MAX_LANES: usize = 8;
 
 /// Kind of a packet. Spec §2.3.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Kind {
     /// Requests a session.
     Hello,
@@ -134,7 +135,9 @@ impl fmt::Debug for Flags {
 }
 
 /// The part of a unit that a packet carries. Spec §5.8.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Part {
     /// Index of the part.
     pub index: u8,

@@ -6,6 +6,7 @@
 use super::Malformed;
 use super::operation::OPERATION_BYTES;
 use super::record::{EdgeKey, RefusedReason};
+use serde::{Deserialize, Serialize};
 
 /// Incremented with every change of the following definitions.
 pub const PIPE_VERSION: u64 = 5;
@@ -17,7 +18,7 @@ pub const GREETING_BYTES: usize = 32;
 pub const PIPE_WORDS: usize = 6;
 
 /// Kind of a record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PipeKind {
     /// Opens an edge: its number and key.
     Open,
@@ -70,7 +71,7 @@ const KINDS: [PipeKind; 15] = [
 ];
 
 /// Tag of a record: kind, a small value, and the number of an edge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PipeTag {
     /// Kind of the record.
     pub kind: PipeKind,
@@ -108,7 +109,7 @@ impl PipeTag {
 }
 
 /// A control record: a tag and its words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PipeRecord {
     /// Encoded tag of the record.
     pub tag: u64,
@@ -194,7 +195,7 @@ pub(crate) fn reason_from_extra(extra: u8) -> Result<RefusedReason, Malformed> {
 }
 
 /// Description of a process, sent when a pipe opens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Greeting {
     /// Node of the process.
     pub node: u32,

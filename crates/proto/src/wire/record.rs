@@ -1,6 +1,7 @@
 //! Records, the contents of packets, each with a four-byte prefix. Spec §4.
 
 use core::ops::Range as Bytes;
+use serde::{Deserialize, Serialize};
 
 use super::Malformed;
 use super::ack::{LaneAck, Range};
@@ -50,7 +51,9 @@ const LIFE_SHIFT: u32 = 2;
 
 /// Identifies an edge of a session. The life distinguishes successive edges between the same
 /// endpoints, so that late packets of an earlier one are recognized.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 pub struct EdgeKey {
     /// Id of the sending endpoint.
     pub source: u32,
@@ -96,7 +99,7 @@ impl EdgeKey {
 }
 
 /// Why a message was refused. Spec §5.5.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RefusedReason {
     /// The endpoint does not exist.
     NoEndpoint,
@@ -235,7 +238,7 @@ impl Record<'_> {
 }
 
 /// The credit that an edge needs for its next message.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CreditRequest {
     /// Cumulative bytes charged, including that message.
     pub need: u64,
