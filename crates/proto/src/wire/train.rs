@@ -130,3 +130,30 @@ impl TrainHead {
         Flags((self.0[0] >> 8) as u8)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A head whose numbers differ from each other.
+    fn head() -> TrainHead {
+        TrainHead([0x11, 7 | 9 << 32, 0x33, 5 << 48, 0x55, 0x66, 1000, 0x88])
+    }
+
+    #[test]
+    fn the_next_packet_of_a_train_is_only_the_one_that_follows() {
+        let next = head().next(100).expect("there is room");
+        let same = head().flags();
+        assert_eq!(next.leads_to(&next), Some(same));
+        assert_eq!(next.0[1], 8 | 10 << 32);
+        assert_eq!((next.0[3], next.0[6]), (6 << 48, 1100));
+        // A gap in the packet numbers, in the unit numbers, and any other difference.
+        let gaps = [(1, 1), (1, 1 << 32)];
+        let others = (2..WORDS).map(|word| (word, 1));
+        for (word, difference) in gaps.into_iter().chain(others) {
+            let mut other = next;
+            other.0[word] += difference;
+            assert_eq!(next.leads_to(&other), None, "word {word}");
+        }
+    }
+}

@@ -16,7 +16,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "train-with-gaps",
         effect: "packets belong to a train whatever their packet and unit numbers",
         file: "crates/proto/src/wire/train.rs",
-        suite: Suite::Protocol("prediction"),
+        suite: Suite::Unit("dipole-proto", "train"),
         snippet: "self.0[1..].iter().zip(&other.0[1..])",
         replacement: "self.0[2..].iter().zip(&other.0[2..])",
     },
