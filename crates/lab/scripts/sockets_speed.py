@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares TCP programs without and with libdipole-sockets.so, in turns: see docs/design/sockets.md §7.
+"""Compares TCP programs without and with libdipole-sockets.so, in turns: see docs/design/sockets.md §8.
 
 sockets_speed.py LIBRARY KIND [ROUNDS] [--wire]; KIND is crossover, iperf3, redis, foreign, nginx, datagrams, or, on the
 loopback alone, establish, round, calls, copies. --wire, as root: the ends are in two network namespaces joined by a veth pair,

@@ -1,5 +1,5 @@
 //! Could Dipole speed up byte streams between nodes? Puts into the reader's memory, each
-//! acknowledged once it is read, compared with TCP. `docs/design/sockets.md` §8.
+//! acknowledged once it is read, compared with TCP. `docs/design/sockets.md` §9.
 //!
 //! ```text
 //! acknowledged_puts tcp read  ADDRESS BYTES MIB          acknowledged_puts tcp write ADDRESS BYTES MIB

@@ -4,7 +4,7 @@
 use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, sockopt};
 use rustix::thread::futex;
 
+use crate::account::{Reason, Usage};
 use crate::area::RING;
 use crate::counter::Counter;
 use crate::directory::{Agreement, join_or_create};
@@ -68,6 +69,10 @@ pub(crate) struct Connection {
     low_water: AtomicI32,
     /// The process that opened the connection.
     opener: AtomicI32,
+    /// Code of the first [`Reason`] to use only TCP, or of the last one to do so for a while.
+    reason: AtomicU8,
+    /// Bytes of large writes that went over TCP although the ends share memory.
+    without_room: AtomicU64,
 }
 
 impl Connection {
@@ -89,6 +94,8 @@ impl Connection {
             deferred_error: AtomicI32::new(0),
             low_water: AtomicI32::new(0),
             opener: AtomicI32::new(0),
+            reason: AtomicU8::new(0),
+            without_room: AtomicU64::new(0),
         }
     }
 
@@ -104,7 +111,14 @@ impl Connection {
             flag.store(false, Relaxed);
         }
         self.spin.reset();
-        self.tcp_only.store(!cfg!(target_arch = "x86_64"), Relaxed);
+        let is_supported = cfg!(target_arch = "x86_64");
+        self.tcp_only.store(!is_supported, Relaxed);
+        let reason = match is_supported {
+            true => Reason::UNKNOWN,
+            false => Reason::PROCESSOR,
+        };
+        self.reason.store(reason.code(), Relaxed);
+        self.without_room.store(0, Relaxed);
         self.deferred_error.store(0, Relaxed);
         self.low_water.store(0, Relaxed);
         self.opener.store(own_pid(), Relaxed);
@@ -225,8 +239,10 @@ impl Connection {
     ///
     /// # Errors
     /// [`Unread`]: data has arrived that can only be read through this library.
-    pub(crate) fn fall_back_to_tcp(&self) -> Result<(), Unread> {
-        self.tcp_only.store(true, Release);
+    pub(crate) fn fall_back_to_tcp(&self, reason: Reason) -> Result<(), Unread> {
+        if !self.tcp_only.swap(true, AcqRel) {
+            self.reason.store(reason.code(), Relaxed);
+        }
         let Some(agreement) = self.agreement() else {
             return Ok(());
         };
@@ -236,7 +252,7 @@ impl Connection {
 
     /// Sets a low-water mark, at once or when all records have been read.
     pub(crate) fn set_low_water(&self, fd: BorrowedFd<'_>, bytes: i32) -> Result<(), Errno> {
-        match self.fall_back_to_tcp() {
+        match self.fall_back_to_tcp(Reason::of_call("setsockopt")) {
             Ok(()) => kernel::set_low_water(fd, bytes),
             Err(Unread) => {
                 self.low_water.store(bytes, Release);
@@ -248,6 +264,61 @@ impl Connection {
     /// Returns a low-water mark that is to be set later, and forgets it.
     pub(crate) fn take_low_water(&self) -> Option<i32> {
         Some(self.low_water.swap(0, AcqRel)).filter(|bytes| *bytes != 0)
+    }
+
+    /// Bytes through shared memory so far.
+    pub(crate) fn usage(&self) -> Usage {
+        let Some(agreement) = self.agreement() else {
+            return Usage::default();
+        };
+        let direction = |index| Direction::new(&agreement.area, index).totals();
+        let (outgoing, incoming) = (direction(agreement.index), direction(1 - agreement.index));
+        Usage {
+            sent_by_ring: outgoing.published_bytes,
+            received_by_ring: incoming.read_bytes,
+            markers_sent: outgoing.published,
+            markers_received: incoming.read,
+            without_room: self.without_room.load(Relaxed),
+        }
+    }
+
+    /// Why bytes of this connection went over TCP.
+    pub(crate) fn reason(&self) -> Reason {
+        let usage = self.usage();
+        if usage.sent_by_ring + usage.received_by_ring > 0 {
+            return Reason::SMALL_OR_EARLY;
+        }
+        let stored = Reason::from_code(self.reason.load(Relaxed));
+        let is_mutual = self.mutual.load(Relaxed);
+        if self.tcp_only.load(Relaxed) || (is_mutual && stored != Reason::UNKNOWN) {
+            return stored;
+        }
+        let was_searched = self.search_at.load(Relaxed) != MIN_BYTES_BEFORE_SEARCH;
+        match self.is_searching.load(Relaxed) || was_searched {
+            true if is_mutual => Reason::SMALL_OR_EARLY,
+            true => Reason::NO_PEER,
+            false => Reason::FEW_BYTES,
+        }
+    }
+
+    /// Why the connection uses only TCP.
+    pub(crate) fn reason_to_leave(&self) -> Reason {
+        Reason::from_code(self.reason.load(Relaxed))
+    }
+
+    /// Counts bytes of a large write that went over TCP.
+    pub(crate) fn add_without_room(&self, bytes: u64) {
+        let is_shared = self
+            .agreement()
+            .is_some_and(|agreement| Direction::new(&agreement.area, agreement.index).was_opened());
+        if is_shared && !self.tcp_only.load(Relaxed) {
+            self.without_room.fetch_add(bytes, Relaxed);
+        }
+    }
+
+    /// True if there is only one descriptor.
+    pub(crate) fn has_one_descriptor(&self) -> bool {
+        self.descriptors.load(Relaxed) == 1
     }
 
     /// True if this process opened the connection, instead of inheriting it.
@@ -317,7 +388,10 @@ impl Connection {
                 match agreement.allocate_incoming() {
                     true => direction.open(position),
                     // Tried again after twice as many bytes.
-                    false => self.reads.unclaim(),
+                    false => {
+                        self.reason.store(Reason::NO_MEMORY.code(), Relaxed);
+                        self.reads.unclaim();
+                    }
                 }
             }
             // Bytes arrived meanwhile, or the connection is closing: try later, or never.
@@ -327,7 +401,7 @@ impl Connection {
             }
             // The connection was read without this library.
             Some(_) => {
-                let _none_can_have_come = self.fall_back_to_tcp();
+                let _none_can_have_come = self.fall_back_to_tcp(Reason::OTHER_READER);
                 self.reads.unclaim();
             }
         }
@@ -467,7 +541,7 @@ impl Connection {
         let mut socket = self.socket(fd, flags);
         let sent = direction.write(from, &mut socket);
         if socket.is_foreign {
-            let _theirs_stay = self.fall_back_to_tcp();
+            let _theirs_stay = self.fall_back_to_tcp(Reason::OTHER_WRITER);
         }
         if let Ok(Some(_)) = sent {
             self.writes.add(MARKER as u64);

@@ -15,8 +15,13 @@ use crate::mux::Stream;
 
 /// Size of `struct tcp_info` (linux/tcp.h) up to `tcpi_bytes_received`.
 const INFO: usize = 136;
+/// The same up to `tcpi_bytes_retrans`.
+const LONG_INFO: usize = 216;
 const ESTABLISHED: u8 = 1;
 const CLOSE_WAIT: u8 = 8;
+/// States in which the end of the peer's stream has arrived: `TIME_WAIT`, `CLOSE_WAIT`, `LAST_ACK` and
+/// `CLOSING`.
+const AFTER_THE_END: [u8; 4] = [6, CLOSE_WAIT, 9, 11];
 /// Missing in the `libc` crate.
 const SO_NETNS_COOKIE: i32 = 71;
 
@@ -127,6 +132,26 @@ fn info(fd: BorrowedFd<'_>) -> Option<(u8, u64, u64)> {
         bytes.map(u64::from_ne_bytes)
     };
     Some((info[0], word(120)?, word(128)?))
+}
+
+/// Bytes of data that the program has sent, as far as the kernel has them, and that have arrived.
+/// `None` if this is not TCP, or the kernel is older than 4.19.
+pub(crate) fn counted(fd: BorrowedFd<'_>) -> Option<(u64, u64)> {
+    let mut info = [0; LONG_INFO];
+    if !option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) {
+        return None;
+    }
+    let word = |at: usize| {
+        let bytes = info[at..].first_chunk::<8>().copied();
+        bytes.map(u64::from_ne_bytes)
+    };
+    let unsent = info[144..].first_chunk::<4>().copied();
+    let unsent = u64::from(unsent.map(u32::from_ne_bytes)?);
+    // All segments, without those sent again, and what has not been sent yet.
+    let sent = word(200)?.saturating_sub(word(208)?) + unsent;
+    // The kernel counts the end of the peer's stream as a byte.
+    let end = u64::from(AFTER_THE_END.contains(&info[0]));
+    Some((sent, word(128)?.saturating_sub(end)))
 }
 
 /// Identifies the network namespace of the socket, unique on this machine.

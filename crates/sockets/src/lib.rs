@@ -5,8 +5,9 @@
 //! `calls/` replaces the C library's functions; `table.rs` knows which descriptors are
 //! connections, `connection.rs` is one connection, `directory.rs` finds the peer, `mux.rs` is the
 //! protocol between both ends, `area.rs` their shared memory, `headroom.rs` decides whether there is
-//! enough of it, `kernel.rs` the kernel's socket.
+//! enough of it, `kernel.rs` the kernel's socket, `account.rs` counts the bytes of both ways.
 
+mod account;
 pub mod area;
 #[cfg(feature = "preload")]
 mod calls;

@@ -23,7 +23,7 @@ pub const MARKER: usize = 8;
 /// Maximum number of unread records.
 const RECORDS: u64 = 64;
 /// Minimum write that goes through shared memory: below it a marker costs more than it saves
-/// (`docs/design/sockets.md` §7).
+/// (`docs/design/sockets.md` §8).
 pub const MIN_SHM_BYTES: usize = 32 << 10;
 /// Maximum bytes per record: the reader copies one while the writer copies the next, and both
 /// stay in a cache.
@@ -96,6 +96,15 @@ pub struct Direction<'a> {
 /// There are unread records: bytes that only this library can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unread;
+
+/// Counts of a direction since it was opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Totals {
+    pub(crate) published: u64,
+    pub(crate) published_bytes: u64,
+    pub(crate) read: u64,
+    pub(crate) read_bytes: u64,
+}
 
 impl<'a> Direction<'a> {
     /// Direction 0 or 1 of a connection.
@@ -222,6 +231,21 @@ impl<'a> Direction<'a> {
             }
         }
         Ok(Some(length))
+    }
+
+    /// Records that were published and that were read, and their bytes.
+    pub(crate) fn totals(&self) -> Totals {
+        Totals {
+            published: self.word(GATE).load(Acquire) >> SHIFT,
+            published_bytes: self.word(TAIL).load(Relaxed),
+            read: self.word(CONSUMED).load(Acquire),
+            read_bytes: self.word(HEAD).load(Relaxed),
+        }
+    }
+
+    /// True if the reader accepts, or has accepted, records.
+    pub(crate) fn was_opened(&self) -> bool {
+        self.word(GATE).load(Acquire) & OPEN != 0
     }
 
     /// True while the reader takes bytes from TCP, so that no record can be published.

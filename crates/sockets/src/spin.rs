@@ -1,5 +1,5 @@
 //! Decides whether a thread spends its next wait spinning instead of sleeping, since a wake-up takes
-//! longer than most answers of a process on the next core. `docs/design/sockets.md` §7.
+//! longer than most answers of a process on the next core. `docs/design/sockets.md` §8.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;

@@ -7,10 +7,11 @@
 //! reused once no call is registered there.
 
 use std::ops::Deref;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize};
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicUsize};
 
+use crate::account::{self, Baseline, Reason, Usage};
 use crate::connection::Connection;
 use crate::counter::{Count, Counter};
 use crate::spin::AdaptiveSpin;
@@ -28,6 +29,12 @@ static KNOWN: [AtomicU32; MAX_DESCRIPTORS] = [const { AtomicU32::new(0) }; MAX_D
 /// Spin statistics of plain sockets.
 static SPINS: [AdaptiveSpin; MAX_DESCRIPTORS] = [const { AdaptiveSpin::new() }; MAX_DESCRIPTORS];
 static SLOTS: [Connection; MAX_DESCRIPTORS] = [const { Connection::none() }; MAX_DESCRIPTORS];
+/// For each descriptor that is a plain socket: the code of the [`Reason`], or [`IS_COPY`].
+static REASONS: [AtomicU8; MAX_DESCRIPTORS] = [const { AtomicU8::new(0) }; MAX_DESCRIPTORS];
+/// A plain socket with another descriptor, whose bytes are counted there.
+const IS_COPY: u8 = u8::MAX;
+/// For each descriptor: bytes that another process counts.
+static BASELINES: [Baseline; MAX_DESCRIPTORS] = [const { Baseline::none() }; MAX_DESCRIPTORS];
 /// The highest descriptor ever listed.
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 /// Number of listed descriptors.
@@ -168,6 +175,52 @@ fn is_own() -> bool {
     owner == 0 || owner == rustix::process::getpid().as_raw_pid()
 }
 
+/// Adds up the bytes of a connection that is about to be closed, or to end with the program.
+pub(crate) fn count(fd: RawFd, at_exit: bool) {
+    let (Some(at), true) = (index(fd), account::is_enabled() && is_own()) else {
+        return;
+    };
+    // SAFETY: the program has not closed it yet.
+    let own = unsafe { BorrowedFd::borrow_raw(fd) };
+    match KNOWN[at].load(Relaxed) {
+        0 => {}
+        PLAIN | PLAIN_POLLED => match REASONS[at].load(Relaxed) {
+            IS_COPY => {}
+            code => {
+                let reason = Reason::from_code(code);
+                account::add(own, &Usage::default(), reason, &BASELINES[at]);
+            }
+        },
+        _ => {
+            if let Some(found) = enter_read(fd)
+                && (found.has_one_descriptor() || (at_exit && is_first(fd, &found)))
+            {
+                account::add(own, &found.usage(), found.reason(), &BASELINES[at]);
+            }
+        }
+    }
+}
+
+/// True if no lower descriptor is the same connection.
+fn is_first(fd: RawFd, found: &ConnectionRef) -> bool {
+    all_connections()
+        .take_while(|(other, _)| *other < fd)
+        .all(|(_, other)| !other.is_same(found))
+}
+
+/// Called in a forked child: what was moved before is its parent's.
+pub(crate) fn count_from_here() {
+    account::start_again();
+    for fd in listed_descriptors() {
+        // SAFETY: the program's; if it has closed it unnoticed, the call fails.
+        let own = unsafe { BorrowedFd::borrow_raw(fd) };
+        let usage = enter_read(fd).map_or_else(Usage::default, |found| found.usage());
+        if let Some(at) = index(fd) {
+            account::start_from_here(own, &usage, &BASELINES[at]);
+        }
+    }
+}
+
 /// Stores a number for a descriptor; the new connection already counts the descriptor.
 fn put(at: usize, number: u32) {
     HIGHEST.fetch_max(at, Relaxed);
@@ -192,18 +245,34 @@ pub(crate) fn track_connection(fd: RawFd, connected_here: bool) {
         .chain(0..at)
         .find(|at| SLOTS[*at].claim(connected_here));
     let number = free.and_then(|place| u32::try_from(place + 1).ok());
+    clear_baseline(at);
     put(at, number.unwrap_or(0));
 }
 
+fn clear_baseline(at: usize) {
+    if account::is_enabled() {
+        BASELINES[at].clear();
+    }
+}
+
 /// Makes the descriptor a plain socket.
-pub(crate) fn track_plain(fd: RawFd) {
+pub(crate) fn track_plain(fd: RawFd, reason: Reason) {
+    track_plain_as(fd, reason.code());
+}
+
+fn track_plain_as(fd: RawFd, code: u8) {
     if let Some(at) = index(fd).filter(|_| is_own()) {
         SPINS[at].reset();
+        REASONS[at].store(code, Relaxed);
+        clear_baseline(at);
         put(at, PLAIN);
     }
 }
 
 pub(crate) fn forget(fd: RawFd) {
+    if account::is_enabled() {
+        count(fd, false);
+    }
     if let Some(at) = index(fd).filter(|at| KNOWN[*at].load(Relaxed) != 0 && is_own()) {
         put(at, 0);
     }
@@ -218,14 +287,22 @@ pub(crate) fn duplicate(old: RawFd, new: RawFd) {
         return;
     }
     if is_listed(old) && !is_known(old) {
-        return track_plain(new);
+        return track_plain_as(new, IS_COPY);
     }
     let copied = enter_read(old).filter(|found| found.gain_descriptor());
+    if let Some(from) = index(old).filter(|_| account::is_enabled()) {
+        BASELINES[at].copy(&BASELINES[from]);
+    }
     put(at, copied.map_or(0, |found| found.number));
 }
 
-/// Makes the descriptor a plain socket, if it still refers to this connection.
+/// Makes the descriptor of a connection with another node a plain socket, if it still refers to this connection.
 pub(crate) fn demote_to_plain(fd: RawFd, found: &ConnectionRef) {
+    if let Some(at) = index(fd)
+        && is_own()
+    {
+        REASONS[at].store(Reason::OTHER_NODE.code(), Relaxed);
+    }
     if let Some(at) = index(fd)
         && is_own()
         && KNOWN[at]

@@ -7,6 +7,7 @@ use libc::{c_char, c_int, c_void};
 use rustix::io::FdFlags;
 
 use super::{borrowed, errno, leaves, real, set_errno};
+use crate::account::{self, Reason};
 use crate::{directory, mux, table};
 
 /// Runs when the library is loaded.
@@ -16,7 +17,11 @@ extern "C" fn loaded() {
         // SAFETY: both handlers only change words of the table.
         unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
         // While the environment is still the program's original one.
-        let _kept = (directory::runtime_directory(), mux::min_shm_bytes());
+        let _kept = (
+            directory::runtime_directory(),
+            mux::min_shm_bytes(),
+            account::is_enabled(),
+        );
     });
 }
 
@@ -24,19 +29,36 @@ extern "C" fn loaded() {
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = loaded;
 
+/// Runs when the program exits.
+extern "C" fn unloaded() {
+    if account::is_enabled() {
+        for fd in table::listed_descriptors() {
+            table::count(fd, true);
+        }
+        account::print();
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = unloaded;
+
 unsafe extern "C" fn before_fork() {
     leave_all();
 }
 
 unsafe extern "C" fn in_child() {
     table::clear_owner();
+    if account::is_enabled() {
+        table::count_from_here();
+    }
 }
 
 /// Stops records on all connections. Parent and child can both read what has arrived.
 extern "C" fn leave_all() {
     let before = errno();
     for (_, connection) in table::all_connections() {
-        let _both_read_what_has_come = connection.fall_back_to_tcp();
+        let _both_read_what_has_come = connection.fall_back_to_tcp(Reason::of_call("fork"));
     }
     set_errno(before);
 }

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use rustix::net::SendFlags;
 
 use super::{failed, find, guarded, leaves, real, waiting, waits};
+use crate::account::{self, Reason};
 use crate::connection::Connection;
 use crate::mux::min_shm_bytes;
 use crate::table::{self, ConnectionRef};
@@ -177,7 +178,7 @@ pub(super) fn ended(mut found: ConnectionRef, fd: c_int, got: ssize_t, flags: c_
     if flags & (libc::MSG_PEEK | OUTSIDE_THE_STREAM) != 0 {
         if flags & libc::MSG_OOB != 0 {
             // Urgent data is outside the stream.
-            let _none_can_have_come = found.fall_back_to_tcp();
+            let _none_can_have_come = found.fall_back_to_tcp(Reason::of_call("recv-flags"));
         }
         return;
     }
@@ -214,7 +215,7 @@ unsafe fn write_by(
     let mut done = 0;
     let plainly = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR;
     if flags & !plainly != 0 {
-        let _theirs_stay = found.fall_back_to_tcp();
+        let _theirs_stay = found.fall_back_to_tcp(Reason::of_call("send-flags"));
     } else if length >= min_shm_bytes()
         && !from.is_null()
         && let Some(own) = super::borrowed(fd)
@@ -240,6 +241,9 @@ unsafe fn write_by(
     }
     let written = plain(done);
     found.moved = u64::try_from(written).unwrap_or(0);
+    if length >= min_shm_bytes() && account::is_enabled() {
+        found.add_without_room(found.moved);
+    }
     let whole = isize::try_from(done).unwrap_or(isize::MAX);
     if written < 0 && done > 0 {
         whole
@@ -539,7 +543,7 @@ unsafe extern "C-unwind" fn sendmmsg(
             }
         }
         if let Some((connection, _)) = find(fd) {
-            let _theirs_stay = connection.fall_back_to_tcp();
+            let _theirs_stay = connection.fall_back_to_tcp(Reason::of_call("sendmmsg"));
         }
         real!(sendmmsg: fn(c_int, *mut mmsghdr, libc::c_uint, c_int) -> c_int)(
             fd, messages, count, flags,

@@ -3,6 +3,7 @@
 use libc::{c_int, c_uint, c_void, socklen_t};
 
 use super::{borrowed, errno, guarded, leaves, real, set_errno};
+use crate::account::Reason;
 use crate::{kernel, table};
 
 /// Tracks a descriptor as a connection if it is TCP to a process of this node, otherwise as a
@@ -12,7 +13,8 @@ fn follow(fd: c_int, connected_here: bool) {
     let own = borrowed(fd).filter(|own| kernel::is_tcp(*own));
     guarded(|| match own.map(kernel::may_be_near) {
         Some(true) if fd > libc::STDERR_FILENO => table::track_connection(fd, connected_here),
-        Some(_) => table::track_plain(fd),
+        Some(true) => table::track_plain(fd, Reason::STANDARD),
+        Some(false) => table::track_plain(fd, Reason::OTHER_NODE),
         // A datagram socket, tracked as plain since it was created.
         None if connected_here => {}
         None => table::forget(fd),
@@ -35,7 +37,7 @@ unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) 
     let fd = unsafe { real!(socket: fn(c_int, c_int, c_int) -> c_int)(domain, kind, protocol) };
     let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
     if fd >= 0 && matches!(domain, libc::AF_INET | libc::AF_INET6) && kind == libc::SOCK_DGRAM {
-        guarded(|| table::track_plain(fd));
+        guarded(|| table::track_plain(fd, Reason::UNKNOWN));
     } else {
         forget(fd);
     }

@@ -25,6 +25,7 @@ use libc::c_int;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use crate::account::Reason;
 use crate::table::{self, ConnectionRef};
 
 /// The next definition of a function after this library's, looked up once.
@@ -123,7 +124,7 @@ pub(crate) fn leaves(fd: RawFd, call: &str) -> bool {
         return true;
     };
     let before = errno();
-    let left = connection.fall_back_to_tcp().is_ok()
+    let left = connection.fall_back_to_tcp(Reason::of_call(call)).is_ok()
         || !connection.is_of(own)
         || guarded(|| relay::replace(&connection, own)).is_ok();
     drop(connection);

@@ -3,6 +3,7 @@
 use libc::{c_int, c_void, socklen_t};
 
 use super::{find, guarded, leaves, real, set_errno};
+use crate::account::Reason;
 use crate::table;
 
 /// Missing in the `libc` crate.
@@ -39,7 +40,7 @@ unsafe extern "C-unwind" fn setsockopt(
     if (adds_control_messages || ends_records)
         && let Some((connection, _)) = find(fd)
     {
-        let _unread_come_as_before = connection.fall_back_to_tcp();
+        let _unread_come_as_before = connection.fall_back_to_tcp(Reason::of_call("setsockopt"));
     }
     if changes_the_stream && !leaves(fd, "setsockopt") {
         return -1;

@@ -32,14 +32,20 @@ pub(super) fn replace(connection: &ConnectionRef, own: BorrowedFd<'_>) -> Result
     unsafe { detached::spawn(|| pump.run()) }?;
     let program_end = pair.program_end.as_fd();
     let is_copy = |fd: &RawFd| borrowed(*fd).is_some_and(|fd| connection.is_of(fd));
+    let reason = connection.reason_to_leave();
+    // The descriptors that follow have the same bytes.
+    let mut is_counted = false;
     for (fd, other) in table::all_connections() {
         if !other.is_same(connection) || !is_copy(&fd) {
             continue;
         }
+        if !std::mem::replace(&mut is_counted, true) {
+            table::count(fd, true);
+        }
         let registrations = Registrations::take(fd);
         become_copy(program_end, fd)?;
         registrations.restore(fd);
-        table::track_plain(fd);
+        table::track_plain(fd, reason);
     }
     Ok(())
 }
