@@ -27,6 +27,7 @@
 #![forbid(unsafe_code)]
 
 mod bind;
+mod cancel;
 mod completion;
 mod config;
 mod control;
@@ -55,6 +56,7 @@ pub use address::{Address, AddressError, EndpointId, NodeId};
 pub use bind::bind_address;
 /// Shared bytes, for [`Edge::post_bytes`].
 pub use bytes::Bytes;
+pub use cancel::{cancellable, is_cancelled};
 pub use completion::{CompletionCounter, CompletionQueue};
 pub use config::{Config, ConfigError, Links, variables};
 pub use dipole_driver::{Timeout, interruptible};
