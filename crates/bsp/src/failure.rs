@@ -73,6 +73,9 @@ pub enum Failure {
     /// A rank sent invalid records.
     #[error("{0}: do all ranks run the same program and the same libbsp?")]
     Malformed(#[from] Malformed),
+    /// The program cancelled the call ([`dipole_node::cancellable`]).
+    #[error("the call was interrupted")]
+    Interrupted,
     /// A system call failed.
     #[error("{what}: {cause}")]
     System {

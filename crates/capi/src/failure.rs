@@ -439,6 +439,7 @@ fn group_errno(error: &GroupError) -> c_int {
         GroupError::Gone { .. } => libc::ECONNRESET,
         GroupError::Left { .. } => libc::ECONNREFUSED,
         GroupError::TimedOut { .. } => libc::ETIMEDOUT,
+        GroupError::Interrupted => libc::EINTR,
         GroupError::Mismatch { .. }
         | GroupError::Disagreement { .. }
         | GroupError::Excluded { .. } => libc::EPROTO,

@@ -512,6 +512,7 @@ impl Group {
             if has_left {
                 return Err(self.left(from));
             }
+            self.check_cancelled(from)?;
             let left = context.deadline.left();
             if left.is_zero() {
                 return Err(self.timed_out(from));
@@ -587,9 +588,21 @@ impl Group {
             let sent = self.edge(to)?.send_timeout(&self.scratch, patience);
             match sent {
                 Ok(()) => return Ok(()),
-                Err(cause) => self.on_send_error(context, to, cause)?,
+                Err(cause) => {
+                    self.check_cancelled(to)?;
+                    self.on_send_error(context, to, cause)?;
+                }
             }
         }
+    }
+
+    /// Ends the generation if the program has cancelled this call, which waits for a member.
+    fn check_cancelled(&self, waiting_for: usize) -> Result<(), GroupError> {
+        if dipole_node::is_cancelled() {
+            self.timed_out(waiting_for);
+            return Err(GroupError::Interrupted);
+        }
+        Ok(())
     }
 
     /// Writes head and piece of a message to `scratch`.

@@ -93,6 +93,10 @@ pub enum GroupError {
         /// The members of their generation.
         theirs: Members,
     },
+    /// The program of this member cancelled its call ([`dipole_node::cancellable`]). For the other
+    /// members it has timed out.
+    #[error("the call was interrupted")]
+    Interrupted,
     /// A message to a member could not be sent.
     #[error(transparent)]
     Send(SendError),

@@ -418,6 +418,14 @@ impl Endpoint {
         self.send_until(payload, Timeout::Infinite, More::Yes)
     }
 
+    /// Like [`send_more`](Self::send_more), but returns within `timeout`; zero never waits.
+    ///
+    /// # Errors
+    /// [`SendError::Full`], [`SendError::TimedOut`] and those of `send`; nothing was queued.
+    pub fn send_more_timeout(&self, payload: &[u8], timeout: Duration) -> Result<(), SendError> {
+        self.send_until(payload, Timeout::from(timeout), More::Yes)
+    }
+
     /// Sends everything queued by [`send_more`](Self::send_more), as far as the window allows.
     ///
     /// # Errors

@@ -26,6 +26,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cancel;
 mod completion;
 mod config;
 mod control;
@@ -56,6 +57,7 @@ use dipole_naming::{address, environment, key, limits, lines, liveness};
 pub use address::{Address, AddressError, EndpointId, NodeId};
 /// Shared bytes, for [`Edge::post_bytes`].
 pub use bytes::Bytes;
+pub use cancel::{cancellable, is_cancelled};
 pub use completion::{CompletionCounter, CompletionQueue};
 pub use config::{Config, ConfigError, Links, variables};
 pub use dipole_driver::{Timeout, interruptible};

@@ -10,6 +10,7 @@ DIPOLE_HOSTS, DIPOLE_KEY and so on.
 """
 
 import atexit as _atexit
+import os as _os
 from typing import NamedTuple as _NamedTuple
 
 from . import _dipole
@@ -36,6 +37,7 @@ from ._errors import (
     WouldBlock,
 )
 from ._group import Group
+from ._queue import Queue
 
 __all__ = [
     "Address",
@@ -56,6 +58,7 @@ __all__ = [
     "OperationFailed",
     "PeerGone",
     "Port",
+    "Queue",
     "RankFailed",
     "Refused",
     "Region",
@@ -95,3 +98,4 @@ def _at_exit() -> None:
 
 
 _atexit.register(_at_exit)
+_os.register_at_fork(after_in_child=_dipole.forked)

@@ -8,10 +8,12 @@ use dipole_bsp::carrier::AnyCarrier;
 use dipole_bsp::{Call, Failure, Misuse, Process};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
 use pyo3::types::PyBytes;
 
 use crate::buffer::Buffer;
 use crate::error::raise_as;
+use crate::waiting::collective;
 
 /// The native part of `dipole.bsp`: this process's place in a BSP program.
 #[pyclass(module = "dipole", frozen)]
@@ -55,14 +57,22 @@ fn failed(py: Python<'_>, failure: &Failure) -> PyErr {
 }
 
 impl Bsp {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    /// Locks the state, from a thread without the interpreter's lock.
+    fn lock_detached(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks the state. Another thread may hold it while it runs signal handlers, so the
+    /// interpreter's lock is released meanwhile.
+    fn lock(&self, py: Python<'_>) -> MutexGuard<'_, State> {
+        let locked = self.state.lock_py_attached(py);
+        locked.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the superstep, or with `end` the program, without the interpreter's lock.
     fn end_superstep(&self, py: Python<'_>, end: bool) -> PyResult<()> {
-        let done = py.detach(|| {
-            let mut state = self.lock();
+        let done = collective(py, || {
+            let mut state = self.lock_detached();
             let process = state.process.as_mut().map(|process| &mut process.0);
             let done = match (process, end) {
                 (None, _) => return None,
@@ -79,7 +89,7 @@ impl Bsp {
                 std::mem::take(&mut state.unregistered),
             );
             Some((done, unused))
-        });
+        })?;
         match done {
             Some((Ok(()), _unused)) => Ok(()),
             Some((Err(failure), _unused)) => Err(failed(py, &failure)),
@@ -126,7 +136,8 @@ impl Bsp {
     #[staticmethod]
     #[pyo3(signature = (max_ranks=None))]
     fn begin(py: Python<'_>, max_ranks: Option<u32>) -> PyResult<Option<Bsp>> {
-        let begun = py.detach(|| Process::begin(max_ranks).map(|process| process.map(OneThread)));
+        let begin = || Process::begin(max_ranks).map(|process| process.map(OneThread));
+        let begun = collective(py, begin)?;
         let begun = begun.map_err(|failure| failed(py, &failure))?;
         Ok(begun.map(|process| Bsp {
             rank: process.0.rank(),
@@ -144,7 +155,7 @@ impl Bsp {
 
     /// Seconds since the program began.
     fn time(&self, py: Python<'_>) -> PyResult<f64> {
-        Ok(self.lock().process(py)?.elapsed().as_secs_f64())
+        Ok(self.lock(py).process(py)?.elapsed().as_secs_f64())
     }
 
     /// Registers a buffer as this rank's part of an area; returns the area's number.
@@ -152,7 +163,7 @@ impl Bsp {
         let mut buffer = Buffer::writable(memory)?;
         let length = buffer.bytes_mut().len() as u64;
         let start = buffer.start().as_ptr().cast();
-        let mut state = self.lock();
+        let mut state = self.lock(py);
         // SAFETY: the buffer stays in `areas` or `unregistered` until the superstep in which it is
         // unregistered has ended. As in C, the program does not use it during `sync`.
         let pushed = unsafe { state.process(py)?.push_registration(start, length) };
@@ -165,7 +176,7 @@ impl Bsp {
 
     /// Removes an area from the next superstep on.
     fn unregister(&self, py: Python<'_>, area: u64) -> PyResult<()> {
-        let mut state = self.lock();
+        let mut state = self.lock(py);
         let address = state.address(area)?;
         let popped = state.process(py)?.pop_registration(address);
         popped.map_err(|failure| failed(py, &failure))?;
@@ -185,7 +196,7 @@ impl Bsp {
     ) -> PyResult<()> {
         let buffer = Buffer::readable(buffer)?;
         let (from, length) = (buffer.start().as_ptr(), buffer.length() as u64);
-        let mut state = self.lock();
+        let mut state = self.lock(py);
         let address = state.address(area)?;
         // SAFETY: the buffer is readable during the call.
         let put = unsafe { state.process(py)?.put(to, from, address, offset, length) };
@@ -204,7 +215,7 @@ impl Bsp {
     ) -> PyResult<()> {
         let buffer = Buffer::writable(buffer)?;
         let (into, length) = (buffer.start().as_ptr(), buffer.length() as u64);
-        let mut state = self.lock();
+        let mut state = self.lock(py);
         let address = state.address(area)?;
         // SAFETY: the buffer stays in `destinations` until the superstep has ended.
         let got = unsafe { state.process(py)?.get(from, address, offset, into, length) };
@@ -217,7 +228,7 @@ impl Bsp {
     fn send(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, to: u32) -> PyResult<()> {
         let buffer = Buffer::readable(buffer)?;
         let (from, length) = (buffer.start().as_ptr(), buffer.length() as u64);
-        let mut state = self.lock();
+        let mut state = self.lock(py);
         // SAFETY: the buffer is readable during the call; tags have no bytes.
         let sent = unsafe { state.process(py)?.send(to, std::ptr::null(), from, length) };
         sent.map_err(|failure| failed(py, &failure))
@@ -225,7 +236,7 @@ impl Bsp {
 
     /// The next message of the queue; None if it is empty.
     fn receive<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let mut state = self.lock();
+        let mut state = self.lock(py);
         let message = state.process(py)?.take_message();
         Ok(message.map(|message| PyBytes::new(py, message.payload)))
     }
@@ -233,13 +244,13 @@ impl Bsp {
     /// Ends the superstep; `place` is the caller's source file and line, for traces.
     #[pyo3(signature = (place=None))]
     fn sync(&self, py: Python<'_>, place: Option<(String, u32)>) -> PyResult<()> {
-        self.lock().set_call("sync", place);
+        self.lock(py).set_call("sync", place);
         self.end_superstep(py, false)
     }
 
     /// Ends the last superstep and the program.
     fn end(&self, py: Python<'_>) -> PyResult<()> {
-        self.lock().set_call("end", None);
+        self.lock(py).set_call("end", None);
         self.end_superstep(py, true)
     }
 
@@ -247,7 +258,7 @@ impl Bsp {
     /// Returns true if this rank should report its error, false if another one does.
     fn abort(&self, py: Python<'_>) -> bool {
         py.detach(|| {
-            let process = self.lock().process.take();
+            let process = self.lock_detached().process.take();
             process.is_some_and(|mut process| process.0.abort())
         })
     }

@@ -140,17 +140,18 @@ impl Endpoint {
         let (endpoint, patience) = (self.get(), Patience::new(timeout)?);
         let buffer = Buffer::readable(buffer)?;
         let bytes = buffer.bytes();
-        let at_once = || match (to, more) {
-            (None, false) => endpoint.try_send(bytes),
-            (None, true) => endpoint.send_more(bytes),
-            (Some(to), _) => endpoint.try_send_to(to.into(), bytes),
-        };
-        if patience.is_zero() || (to.is_none() && more) {
+        if patience.is_zero() {
+            let at_once = || match (to, more) {
+                (None, false) => endpoint.try_send(bytes),
+                (None, true) => endpoint.send_more_timeout(bytes, Duration::ZERO),
+                (Some(to), _) => endpoint.try_send_to(to.into(), bytes),
+            };
             return py.detach(at_once).map_err(|fault| raise(py, &fault));
         }
-        wait(py, patience, |left| match to {
-            None => endpoint.send_timeout(bytes, left),
-            Some(to) => endpoint.send_to_timeout(to.into(), bytes, left),
+        wait(py, patience, |left| match (to, more) {
+            (None, false) => endpoint.send_timeout(bytes, left),
+            (None, true) => endpoint.send_more_timeout(bytes, left),
+            (Some(to), _) => endpoint.send_to_timeout(to.into(), bytes, left),
         })
     }
 

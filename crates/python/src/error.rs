@@ -178,6 +178,7 @@ impl Fault for GroupError {
             GroupError::Send(cause) => cause.class(),
             GroupError::Gone { .. } | GroupError::Left { .. } => "PeerGone",
             GroupError::TimedOut { .. } => "TimedOut",
+            GroupError::Interrupted => "Cancelled",
             _ => "GroupFailed",
         }
     }

@@ -13,6 +13,7 @@ mod group;
 mod job;
 mod message;
 mod names;
+mod per_process;
 mod port;
 mod process;
 mod region;
@@ -40,7 +41,7 @@ mod _dipole {
     #[pymodule_export]
     use crate::port::Port;
     #[pymodule_export]
-    use crate::process::{finalize, node_address, node_at, node_id};
+    use crate::process::{finalize, forked, node_address, node_at, node_id};
     #[pymodule_export]
     use crate::region::Region;
 }

@@ -2,14 +2,15 @@
 //! `finalize`, which Python calls at exit.
 
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use dipole_node::hosts::Host;
 use dipole_node::{Config, Node, NodeId};
 use pyo3::prelude::*;
 
+use crate::channels;
 use crate::error::raise;
+use crate::per_process::PerProcess;
 use crate::waiting::Patience;
 
 struct OpenNode {
@@ -19,17 +20,18 @@ struct OpenNode {
     pid: u32,
 }
 
-static NODE: Mutex<Option<OpenNode>> = Mutex::new(None);
+static NODE: PerProcess<Option<OpenNode>> = PerProcess::new();
 
 /// The node, opened if it is not open yet.
 pub(crate) fn node(py: Python<'_>) -> PyResult<Node> {
     let pid = std::process::id();
     let open = || -> Result<Node, PyErr> {
-        let mut known = NODE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = NODE.lock();
         if let Some(open) = known.as_ref().filter(|open| open.pid == pid) {
             return Ok(open.node.clone());
         }
-        // In a forked child the parent's node must not be closed here.
+        // In a child that was forked without Python's knowledge, the parent's node must not be
+        // closed.
         std::mem::forget(known.take());
         let config = Config::from_env().map_err(|fault| Python::attach(|py| raise(py, &fault)))?;
         let linger = config.linger;
@@ -50,6 +52,13 @@ pub(crate) fn node(py: Python<'_>) -> PyResult<Node> {
     py.detach(open)
 }
 
+/// To be called in a forked child, which opens a node of its own.
+#[pyfunction]
+pub(crate) fn forked() {
+    NODE.forget();
+    channels::forked();
+}
+
 /// The number of this process's node (NID). Opens the node.
 #[pyfunction]
 pub(crate) fn node_id(py: Python<'_>) -> PyResult<u32> {
@@ -63,7 +72,7 @@ pub(crate) fn node_id(py: Python<'_>) -> PyResult<u32> {
 pub(crate) fn finalize(py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
     let patience = Patience::new(timeout)?;
     let closed = py.detach(|| {
-        let open = NODE.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let open = NODE.lock().take();
         match open {
             Some(open) if open.pid == std::process::id() => {
                 open.node.close(patience.or(open.linger))

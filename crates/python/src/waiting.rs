@@ -1,17 +1,20 @@
 //! Calls that wait: without the interpreter's lock, until they succeed, the time is over, or a
 //! signal handler of the program raises an exception.
 
+use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use dipole_node::interruptible;
+use dipole_node::{cancellable, interruptible};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::error::{Ending, Fault, raise};
 
 /// A signal that arrives while a thread spins does not interrupt its sleep: handlers run after this
-/// time at the latest.
+/// time. It doubles with each repetition, because a long message that cannot begin in time would
+/// otherwise begin anew for ever.
 const SIGNAL_DELAY: Duration = Duration::from_millis(100);
+const MAX_SIGNAL_DELAY: Duration = Duration::from_secs(5);
 
 /// How long a call may wait; `None` means for ever.
 #[derive(Clone, Copy, Debug)]
@@ -42,11 +45,12 @@ pub(crate) fn wait<T: Send, F: Fault>(
     patience: Patience,
     mut call: impl FnMut(Duration) -> Result<T, F> + Send,
 ) -> PyResult<T> {
-    let began = Instant::now();
+    let (began, mut delay) = (Instant::now(), SIGNAL_DELAY);
     loop {
         let waited = began.elapsed();
         let left = patience.0.map(|whole| whole.saturating_sub(waited));
-        let slice = left.map_or(SIGNAL_DELAY, |left| left.min(SIGNAL_DELAY));
+        let slice = left.map_or(delay, |left| left.min(delay));
+        delay = (2 * delay).min(MAX_SIGNAL_DELAY);
         let done = py.detach(|| interruptible(|| call(slice)));
         let fault = match done {
             Ok(value) => return Ok(value),
@@ -59,5 +63,34 @@ pub(crate) fn wait<T: Send, F: Fault>(
             Ending::TimedOut => return Err(raise(py, &fault.after(began.elapsed()))),
             Ending::Final => return Err(raise(py, &fault)),
         }
+    }
+}
+
+thread_local! {
+    /// The exception of a signal handler that ended a collective call.
+    static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+}
+
+/// Runs the handlers of signals that have arrived; true if one raised an exception.
+fn has_raised() -> bool {
+    Python::attach(|py| {
+        let raised = py.check_signals().err();
+        RAISED.with_borrow_mut(|first| {
+            *first = first.take().or(raised);
+            first.is_some()
+        })
+    })
+}
+
+/// Makes a collective call without the interpreter's lock. If a signal handler raises an exception
+/// meanwhile, the call fails, and the exception is returned.
+pub(crate) fn collective<T: Send>(
+    py: Python<'_>,
+    call: impl FnOnce() -> T + Send,
+) -> Result<T, PyErr> {
+    let done = py.detach(|| cancellable(has_raised, call));
+    match RAISED.with_borrow_mut(Option::take) {
+        Some(raised) => Err(raised),
+        None => Ok(done),
     }
 }

@@ -129,6 +129,11 @@ fn waiting() {
 }
 
 #[test]
+fn queues() {
+    passes("test_queue");
+}
+
+#[test]
 fn supersteps() {
     passes("test_bsp");
 }
@@ -145,19 +150,50 @@ fn dask() {
     }
 }
 
+fn examples_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/python")
+}
+
+#[test]
+fn types_of_the_package_and_of_examples() {
+    let Some(python) = interpreter_with("mypy", &["mypy", "numpy", "typing_extensions"]) else {
+        return;
+    };
+    let check = |source: &Path| {
+        let mut mypy = isolated_command(&python);
+        mypy.args(["-m", "mypy", "--strict", "--cache-dir"]);
+        mypy.arg(Path::new(env!("CARGO_TARGET_TMPDIR")).join("mypy-cache"));
+        mypy.env("MYPYPATH", env!("CARGO_MANIFEST_DIR"));
+        run(mypy.arg(source));
+    };
+    check(&Path::new(env!("CARGO_MANIFEST_DIR")).join("dipole"));
+    for entry in std::fs::read_dir(examples_folder()).expect("examples") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_some_and(|extension| extension == "py") {
+            check(&path);
+        }
+    }
+}
+
 #[test]
 fn examples() {
-    let Some(python) = interpreter() else { return };
+    let with_packages = || interpreter_with("dask", &["distributed", "numpy"]);
+    let Some(python) = with_packages().or_else(interpreter) else {
+        return;
+    };
     let package = package();
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/python");
+    let folder = examples_folder();
     let has_numpy = Command::new(&python).args(["-c", "import numpy"]).output();
     let has_numpy = has_numpy.is_ok_and(|output| output.status.success());
     for (name, expected) in [
         ("work_queue.py", "100 tasks done by 2 workers"),
         ("parameter_server.py", "parameters: [250, 250,"),
         ("k_means.py", "[["),
+        ("halo_exchange.py", "50 steps on 3 strips give"),
+        ("matrix_product.py", "two 180 x 180 matrices is correct"),
     ] {
-        if name == "k_means.py" && !has_numpy {
+        let needs_numpy = !["work_queue.py", "parameter_server.py"].contains(&name);
+        if needs_numpy && !has_numpy {
             eprintln!("SKIPPED: {name}: NumPy is not installed");
             continue;
         }

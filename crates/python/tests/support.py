@@ -15,10 +15,11 @@ def interrupted_after(seconds: float):
     """Raises KeyboardInterrupt in the main thread, as Ctrl-C does."""
 
     def interrupt(_number, _frame):
+        signal.setitimer(signal.ITIMER_REAL, 0)
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:

@@ -1,7 +1,10 @@
 """Calls that wait end on time-outs, on KeyboardInterrupt, and when the peer is lost."""
 
 import asyncio
+import multiprocessing
 import os
+import signal
+import threading
 import time
 import unittest
 
@@ -33,6 +36,10 @@ def fill(endpoint):
             return
 
 
+def send_from_child(parent, method):
+    dipole.Endpoint().send(method, to=parent)
+
+
 class Waits(unittest.TestCase):
     def test_each_waiting_call_ends_on_keyboard_interrupt(self):
         with Peer(SILENT, 20) as peer, dipole.Endpoint() as here:
@@ -56,6 +63,85 @@ class Waits(unittest.TestCase):
                 with interrupted_after(0.05), self.assertRaises(KeyboardInterrupt):
                     call()
                 self.assertLess(time.monotonic() - began, PATIENCE)
+
+    def test_messages_that_share_a_packet_do_not_wait_beyond_their_time(self):
+        with Peer(SILENT, 25) as peer, dipole.Endpoint() as here:
+            peer.line()
+            here.target(dipole.Address(dipole.node_id(), 25))
+            fill(here)
+            with self.assertRaises(dipole.WouldBlock):
+                for _ in range(100_000):
+                    here.Send(bytes(1000), timeout=0, more=True)
+            with self.assertRaises(dipole.TimedOut):
+                for _ in range(100_000):
+                    here.Send(bytes(1000), timeout=0.05, more=True)
+            with interrupted_after(0.05), self.assertRaises(KeyboardInterrupt):
+                for _ in range(100_000):
+                    here.Send(bytes(1000), more=True)
+
+    def test_group_calls_end_on_keyboard_interrupt(self):
+        addresses = [dipole.Address(dipole.node_id(), 60 + rank) for rank in range(2)]
+        with interrupted_after(0.05), self.assertRaises(KeyboardInterrupt):
+            dipole.Group(addresses, 0)
+        addresses = [dipole.Address(dipole.node_id(), 62 + rank) for rank in range(2)]
+        program = """
+            import sys, dipole
+            addresses = [dipole.Address(dipole.node_id(), 62 + rank) for rank in range(2)]
+            group = dipole.Group(addresses, 1)
+            print("ready", flush=True)
+            sys.stdin.readline()
+            try:
+                group.barrier()
+            except dipole.TimedOut:
+                print("timed out", flush=True)
+                sys.stdin.read()
+        """
+        with Peer(program) as peer, dipole.Group(addresses, 0, PATIENCE) as group:
+            peer.line()
+            with interrupted_after(0.05), self.assertRaises(KeyboardInterrupt):
+                group.barrier()
+            # The others learn that this member did not wait any longer.
+            peer.process.stdin.write("go on\n")
+            peer.process.stdin.flush()
+            self.assertEqual(peer.line(), "timed out")
+
+    def test_supersteps_end_on_keyboard_interrupt(self):
+        program = """
+            import signal, sys, time
+            from dipole import bsp
+
+            def interrupt(*_):
+                raise KeyboardInterrupt
+
+            signal.signal(signal.SIGALRM, interrupt)
+
+            @bsp.spmd
+            def main(b):
+                if b.rank == 1:
+                    time.sleep(600)
+                signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+                try:
+                    b.sync()
+                except KeyboardInterrupt:
+                    print("interrupted", flush=True)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    raise
+
+            main()
+        """
+        base = 3_100_000_000 + os.getpid() % 1_000_000 * 16
+        job = {"SIZE": 2, "JOB": os.getpid(), "JOB_BASE": base, "RANKS": "1,1"}
+        os.environ.update({f"DIPOLE_{name}": str(value) for name, value in job.items()})
+        try:
+            os.environ["DIPOLE_RANK"] = "0"
+            with Peer(program) as first:
+                os.environ["DIPOLE_RANK"] = "1"
+                with Peer(program):
+                    self.assertEqual(first.line(), "interrupted")
+                    self.assertNotEqual(first.process.wait(PATIENCE), 0)
+        finally:
+            for name in (*job, "RANK"):
+                os.environ.pop(f"DIPOLE_{name}", None)
 
     def test_time_outs_say_how_long_and_for_whom(self):
         with dipole.Endpoint() as here:
@@ -110,6 +196,42 @@ class Waits(unittest.TestCase):
                     os._exit(status)
             self.assertEqual(here.recv(PATIENCE), "from the child")
             self.assertEqual(os.waitpid(child, 0)[1], 0)
+
+    def test_a_fork_while_another_thread_opens_the_node(self):
+        ended = threading.Event()
+
+        def open_and_close():
+            while not ended.is_set():
+                dipole.node_id()
+                dipole.finalize(0)
+
+        opening = threading.Thread(target=open_and_close)
+        opening.start()
+        try:
+            for _ in range(10):
+                child = os.fork()
+                if child == 0:
+                    signal.alarm(int(PATIENCE))
+                    try:
+                        with dipole.Endpoint() as own:
+                            own.send("alone", to=own.address)
+                            os._exit(own.recv(PATIENCE) != "alone")
+                    finally:
+                        os._exit(2)
+                self.assertEqual(os.waitpid(child, 0)[1], 0)
+        finally:
+            ended.set()
+            opening.join()
+
+    def test_children_of_each_start_method_send_to_their_parent(self):
+        with dipole.Endpoint() as here:
+            for method in ("fork", "spawn", "forkserver"):
+                context = multiprocessing.get_context(method)
+                child = context.Process(target=send_from_child, args=(here.address, method))
+                child.start()
+                self.assertEqual(here.recv(PATIENCE), method)
+                child.join()
+                self.assertEqual(child.exitcode, 0)
 
     def test_what_was_sent_before_the_end_of_the_program_arrives(self):
         program = """

@@ -341,6 +341,7 @@ fn release_surplus<C: Carrier>(
         }
         match carrier.receive(CHECK_INTERVAL)? {
             Some(message) => arrived.push(message),
+            None if dipole_node::is_cancelled() => return Err(Failure::Interrupted),
             None => match carrier.check(&missing) {
                 Ok(()) => log_slow_start(0, &mut slow_wait, &missing),
                 // It may have confirmed and then closed its links meanwhile.
@@ -357,6 +358,9 @@ fn wait_start<C: Carrier>(
 ) -> Result<(u32, StartTerms), Failure> {
     loop {
         let Some((from, message)) = carrier.receive(CHECK_INTERVAL)? else {
+            if dipole_node::is_cancelled() {
+                return Err(Failure::Interrupted);
+            }
             // Not logged: rank 0 may be waiting for input.
             carrier.check(&[0])?;
             continue;

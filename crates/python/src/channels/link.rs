@@ -2,26 +2,27 @@
 //! between the two share.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dipole_node::{Address, Bytes, Edge, Operation, PeerId, SendError};
 use pyo3::prelude::*;
 
 use crate::buffer::Buffer;
+use crate::per_process::PerProcess;
 
 /// Longest message that is tried without a posted operation.
 const SHORT_BYTES: usize = 16 << 10;
 
 /// Buffers that have been sent, until a thread with the interpreter's lock releases them.
-static SENT: Mutex<Vec<Buffer>> = Mutex::new(Vec::new());
+static SENT: PerProcess<Vec<Buffer>> = PerProcess::new();
 
-fn sent() -> MutexGuard<'static, Vec<Buffer>> {
-    SENT.lock().unwrap_or_else(PoisonError::into_inner)
+/// Begins anew in a forked child.
+pub(crate) fn forked() {
+    SENT.forget();
 }
 
 /// Releases the buffers that have been sent.
 pub(super) fn release_sent(_py: Python<'_>) {
-    let released = std::mem::take(&mut *sent());
+    let released = std::mem::take(&mut *SENT.lock());
     drop(released);
 }
 
@@ -43,7 +44,7 @@ impl AsRef<[u8]> for Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        sent().extend(self.0.take());
+        SENT.lock().extend(self.0.take());
     }
 }
 

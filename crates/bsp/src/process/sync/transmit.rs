@@ -105,6 +105,9 @@ impl<C: Carrier> Process<C> {
             if has_written || was_full && self.carrier()?.has_room()? {
                 return Ok(());
             }
+            if dipole_node::is_cancelled() {
+                return Err(Failure::Interrupted);
+            }
             let awaited: Vec<u32> = match self.exchange.awaited_leader() {
                 Some(rank) => vec![rank],
                 None if self.has_all_records() => {

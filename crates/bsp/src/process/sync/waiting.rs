@@ -71,6 +71,9 @@ impl<C: Carrier> Process<C> {
             if ranks.sleep(event.local_rank, event.phase, event.epoch, timeout)? {
                 return Ok(());
             }
+            if dipole_node::is_cancelled() {
+                return Err(Failure::Interrupted);
+            }
             // One rank of a node reports the wait for all; its leader those for other nodes.
             let local_rank = event.local_rank;
             if ranks.own() == usize::from(local_rank == 0) && awaited.is_none() {
