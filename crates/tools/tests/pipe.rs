@@ -270,10 +270,11 @@ fn several_files_arrive_by_their_names_with_modes_and_times() {
 #[test]
 fn several_files_and_unnamed_ones_need_a_suitable_destination() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("a");
+    let (file, other) = (folder.path().join("a"), folder.path().join("c"));
     std::fs::write(&file, "a").unwrap();
+    std::fs::write(&other, "c").unwrap();
     for (out, files, why) in [
-        ("b", &[&file, &file][..], "sends several files"),
+        ("b", &[&file, &other][..], "sends several files"),
         ("", &[], "has no file name"),
     ] {
         let out = folder.path().join(out);
@@ -324,6 +325,92 @@ fn an_interrupted_file_keeps_a_temporary_name_and_is_resumed() {
         assert_eq!(told["bytes"], 5_000_003);
         assert_eq!(told["messages"].as_u64().unwrap() < 16, resumed, "{told}");
     }
+}
+
+#[test]
+fn files_of_one_name_and_pipes_that_stay_empty_are_refused_in_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    for name in ["x", "y"] {
+        std::fs::create_dir(at(name)).unwrap();
+        std::fs::write(at(name).join("same"), name).unwrap();
+    }
+    let pipe = at("pipe");
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
+    for (files, why) in [
+        (
+            vec![at("x").join("same"), at("y").join("same")],
+            "would both arrive as `same`",
+        ),
+        (vec![pipe], "no process wrote to this pipe within 1 s"),
+    ] {
+        let mut send = dipole(folder.path(), &["send", "1:7", "--timeout", "1"]);
+        let sent = Running::start(send.args(files)).ends();
+        assert_eq!(sent.status.code(), Some(1));
+        assert!(err(&sent).contains(why), "{}", err(&sent));
+    }
+}
+
+#[test]
+fn a_named_pipe_is_read_to_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pipe, to) = (folder.path().join("pipe"), folder.path().join("to"));
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
+    let content = content(1_000_003);
+    let receiver = Running::start(dipole(folder.path(), &["recv", "7", "--out"]).arg(&to));
+    let sender = Running::start(dipole(folder.path(), &["send", "1:7"]).arg(&pipe));
+    std::fs::write(&pipe, &content).unwrap();
+    for side in [sender.ends(), receiver.ends()] {
+        assert!(side.status.success(), "{}", err(&side));
+    }
+    assert!(std::fs::read(&to).unwrap() == content);
+}
+
+#[test]
+fn a_file_that_changes_while_it_is_sent_is_an_error_on_both_sides() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+    std::fs::write(&from, content(1000)).unwrap();
+    let file = File::options().append(true).open(&from).unwrap();
+    // It is opened, and waits for its receiver.
+    let sender = Running::start(dipole(folder.path(), &["send", "1:7"]).arg(&from));
+    let started = Instant::now();
+    while !folder.path().join("dipole").exists() {
+        assert!(started.elapsed() < PATIENCE, "the sender does not start");
+        std::thread::yield_now();
+    }
+    (&file).write_all(b"more").unwrap();
+    let receiver = Running::start(dipole(folder.path(), &["recv", "7", "--out"]).arg(&to));
+    for side in [sender.ends(), receiver.ends()] {
+        assert_eq!(side.status.code(), Some(1));
+        let said = err(&side);
+        assert!(said.contains("changed while it was sent"), "{said}");
+    }
+    assert!(!to.exists());
+}
+
+#[test]
+fn an_interrupted_receiver_of_a_file_names_the_option_that_continues() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("to");
+    let part = folder.path().join("to.part");
+    let mut receiver = Running::start(dipole(folder.path(), &["recv", "7", "--out"]).arg(&to));
+    let mut sender = Running::start(dipole(folder.path(), &["send", "1:7"]).stdin(Stdio::piped()));
+    let mut input = sender.child().stdin.take().unwrap();
+    input.write_all(b"half").unwrap();
+    let started = Instant::now();
+    while std::fs::metadata(&part).map_or(0, |found| found.len()) < 4 {
+        assert!(started.elapsed() < PATIENCE, "nothing arrives");
+        std::thread::yield_now();
+    }
+    kill_process(Pid::from_child(receiver.child()), Signal::INT).unwrap();
+    for side in [receiver.ends(), sender.ends()] {
+        assert!(!side.status.success());
+        assert!(err(&side).contains("--resume"), "{}", err(&side));
+    }
+    assert!(part.exists());
 }
 
 #[test]

@@ -15,11 +15,12 @@ use super::frame::{Frame, Kind};
 pub(super) type Partner = Arc<Mutex<Option<(Address, u64)>>>;
 
 /// From now on, a signal first notifies the partner and disconnects from all peers, so that none of
-/// them waits; then it ends the process as usual.
+/// them waits; then it ends the process as usual. `hint` describes how to continue.
 pub(super) fn watch(
     node: Weak<Node>,
     endpoint: Weak<Endpoint>,
     partner: Partner,
+    hint: &'static str,
 ) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     std::thread::spawn(move || {
@@ -29,14 +30,17 @@ pub(super) fn watch(
         let now = *partner.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Some((to, stream)), Some(endpoint)) = (now, endpoint.upgrade()) {
             let reason = match signal {
-                SIGINT => "it was interrupted there (SIGINT)",
-                _ => "it was terminated there (SIGTERM)",
+                SIGINT => format!("it was interrupted there (SIGINT){hint}"),
+                _ => format!("it was terminated there (SIGTERM){hint}"),
             };
+            if !hint.is_empty() {
+                eprintln!("dipole recv: interrupted{hint}");
+            }
             let mut message = Vec::new();
             Frame {
                 stream,
                 offset_bytes: 0,
-                kind: Kind::Failed(reason),
+                kind: Kind::Failed(&reason),
             }
             .write(&mut message);
             // A partner that does not get the message notices the end of this process.

@@ -127,6 +127,17 @@ enum PipeError {
         .file.display()
     )]
     NoPlainFile { file: PathBuf },
+    #[error("{} changed while it was sent; send it again", .file.display())]
+    Changed { file: PathBuf },
+    #[error(
+        "{} and {} would both arrive as `{name}`; send one of them later, or both with `tar`",
+        .first.display(), .second.display()
+    )]
+    SameName {
+        name: String,
+        first: PathBuf,
+        second: PathBuf,
+    },
     #[error("another process writes {}; wait for it, or end it", .part.display())]
     Busy { part: PathBuf },
     #[error(

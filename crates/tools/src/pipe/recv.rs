@@ -102,6 +102,12 @@ pub(crate) fn recv(
         Arc::downgrade(&node),
         Arc::downgrade(&reply),
         Arc::clone(&partner),
+        match &args.out {
+            Some(_) => {
+                "; a file that has begun is in NAME.part, and `dipole recv --resume` continues it"
+            }
+            None => "",
+        },
     )
     .map_err(failed("catching signals"))?;
     let listener = Listener {

@@ -1,6 +1,7 @@
 //! `dipole send`.
 
-use std::fs::File;
+use std::collections::HashMap;
+use std::fs::{File, Metadata};
 use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -15,6 +16,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use dipole_naming::key::random_bytes;
 use dipole_node::{Address, Endpoint, EndpointId, Node, ReceiveError};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, Mode, OFlags};
 
 use super::destination::sum_of;
 use super::frame::{FileFacts, Frame, HEADROOM_BYTES, Kind, Sum};
@@ -26,7 +29,8 @@ use crate::output::{Failure, json};
 /// Send files, or a stream, to an endpoint
 ///
 /// `dipole recv` there may be started before or after. Both return 0 only when the receiver has
-/// confirmed that everything has arrived, with the same checksum (CRC32C).
+/// confirmed that everything has arrived, with the same checksum (CRC32C). Symbolic links are followed;
+/// a file that changes meanwhile is an error. For a directory, pipe `tar` into it.
 #[derive(Args, Debug)]
 pub(crate) struct SendArgs {
     /// Destination: node and endpoint
@@ -83,7 +87,7 @@ pub(crate) fn send(
     let mut config = configure(&args.pipe)?;
     config.connect_timeout = timeout;
     config.linger = LAST_ACK;
-    let inputs = inputs(&args.files)?;
+    let inputs = inputs(&args.files, timeout)?;
     let stream = random_bytes()
         .map(u64::from_le_bytes)
         .map_err(failed("drawing a random number"))?;
@@ -99,6 +103,7 @@ pub(crate) fn send(
         Arc::downgrade(&node),
         Arc::downgrade(&endpoint),
         Arc::clone(&partner),
+        "",
     )
     .map_err(failed("catching signals"))?;
     endpoint.target(args.to).map_err(PipeError::Target)?;
@@ -158,10 +163,34 @@ struct Input {
     modified_ns: i64,
 }
 
+/// Opens a file. A named pipe is waited for until a process writes to it.
+fn open_within(path: &Path, timeout: Duration) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let from = rustix::fs::open(path, flags, Mode::empty())?;
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&from)?.st_mode);
+    if kind == FileType::Fifo {
+        let mut wanted = [PollFd::new(&from, PollFlags::IN)];
+        let most = Timespec::try_from(timeout).ok();
+        if rustix::io::retry_on_intr(|| poll(&mut wanted, most.as_ref()))? == 0 {
+            let seconds = timeout.as_secs();
+            let text = format!("no process wrote to this pipe within {seconds} s (--timeout)");
+            return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+        }
+    }
+    let flags = rustix::fs::fcntl_getfl(&from)?;
+    rustix::fs::fcntl_setfl(&from, flags - OFlags::NONBLOCK)?;
+    Ok(from.into())
+}
+
+fn modified_ns(found: &Metadata) -> i64 {
+    let seconds = found.mtime().saturating_mul(1_000_000_000);
+    seconds.saturating_add(found.mtime_nsec())
+}
+
 impl Input {
-    fn open(path: &Path) -> Result<Input, PipeError> {
+    fn open(path: &Path, timeout: Duration) -> Result<Input, PipeError> {
         let open = || {
-            let from = File::open(path)?;
+            let from = open_within(path, timeout)?;
             let found = from.metadata()?;
             if found.is_dir() {
                 return Err(io::ErrorKind::IsADirectory.into());
@@ -174,10 +203,7 @@ impl Input {
             from,
             length_bytes: found.is_file().then_some(found.len()),
             mode: found.mode() & 0o777,
-            modified_ns: found
-                .mtime()
-                .saturating_mul(1_000_000_000)
-                .saturating_add(found.mtime_nsec()),
+            modified_ns: modified_ns(&found),
         })
     }
 
@@ -190,6 +216,20 @@ impl Input {
             mode: 0,
             modified_ns: 0,
         })
+    }
+
+    /// Prepares to find out later whether a regular file has changed since it was opened.
+    fn original(&self) -> Result<Option<Original>, PipeError> {
+        let (Some(length_bytes), Some(path)) = (self.length_bytes, &self.path) else {
+            return Ok(None);
+        };
+        let file = self.from.try_clone().map_err(failed("reading the input"))?;
+        Ok(Some(Original {
+            path: path.clone(),
+            file,
+            length_bytes,
+            modified_ns: self.modified_ns,
+        }))
     }
 
     fn name(&self) -> Option<String> {
@@ -208,14 +248,55 @@ impl Input {
     }
 }
 
+/// A regular file as it was when it was opened.
+struct Original {
+    path: PathBuf,
+    file: File,
+    length_bytes: u64,
+    modified_ns: i64,
+}
+
+impl Original {
+    /// Fails if the file has changed: what was read may be no state that it ever had.
+    fn check(&self) -> Result<(), PipeError> {
+        let found = self.file.metadata();
+        let found = found.map_err(failed_at("looking at the file", &self.path))?;
+        let is_same = found.len() == self.length_bytes && modified_ns(&found) == self.modified_ns;
+        let file = self.path.clone();
+        is_same.then_some(()).ok_or(PipeError::Changed { file })
+    }
+}
+
+/// Refuses files that would have the same name at the receiver.
+fn check_names(files: &[PathBuf]) -> Result<(), PipeError> {
+    let mut names = HashMap::new();
+    for file in files {
+        let Some(name) = file.file_name() else {
+            continue;
+        };
+        if let Some(first) = names.insert(name, file) {
+            return Err(PipeError::SameName {
+                name: name.to_string_lossy().into_owned(),
+                first: first.clone(),
+                second: file.clone(),
+            });
+        }
+    }
+    Ok(())
+}
+
 /// Opens all inputs first: a wrong name must not leave a partial transfer.
-fn inputs(files: &[PathBuf]) -> Result<Vec<Input>, PipeError> {
+fn inputs(files: &[PathBuf], timeout: Duration) -> Result<Vec<Input>, PipeError> {
+    check_names(files)?;
     match files {
         [] => {
             let input = Input::standard().map_err(failed("opening standard input"))?;
             Ok(vec![input])
         }
-        files => files.iter().map(|path| Input::open(path)).collect(),
+        files => files
+            .iter()
+            .map(|path| Input::open(path, timeout))
+            .collect(),
     }
 }
 
@@ -249,6 +330,7 @@ impl Sender<'_> {
         };
         let now = Some((self.to, self.stream));
         *self.partner.lock().unwrap_or_else(PoisonError::into_inner) = now;
+        let original = input.original()?;
         let (returning, returned) = channel();
         let (read, pieces) = sync_channel(AHEAD);
         let reader = Reader {
@@ -275,6 +357,7 @@ impl Sender<'_> {
                 return Err(PipeError::OutOfTurn { to: self.to });
             }
         }
+        original.as_ref().map_or(Ok(()), Original::check)?;
         self.send(Kind::End { crc: self.crc })?;
         match self.await_report()? {
             Report::Complete => Ok(()),
@@ -397,7 +480,7 @@ impl Sender<'_> {
     /// Notifies the receiver, which need not wait for the rest.
     fn give_up(&mut self, error: &PipeError) {
         match error {
-            PipeError::File { .. } => {
+            PipeError::File { .. } | PipeError::Changed { .. } => {
                 let _ = self.send(Kind::Failed(&error.to_string()));
                 let _ = self.endpoint.drain(self.timeout);
             }
