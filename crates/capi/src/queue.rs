@@ -140,6 +140,8 @@ impl OpenQueue {
                 lock(&handle.unreleased).push_back(message);
                 Some(completion)
             }
+            // Queues of C programs do not watch departures.
+            Done::Departed { .. } => None,
         }
     }
 
