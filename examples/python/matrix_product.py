@@ -2,8 +2,8 @@
 
     dipole run -n 4 python3 matrix_product.py
 
-Each rank has some rows of both matrices. While it multiplies with the rows of the second matrix that it
-has now, these rows go on to its neighbour.
+Each rank has some rows of both matrices. While it multiplies with the rows of the second matrix
+that it has now, these rows go on to its neighbour.
 """
 
 import numpy

@@ -28,8 +28,8 @@ _PREFIX = "dipole://"
 _ANY_HOST = ("", "0.0.0.0", "::", "localhost")
 # How often silent processes of other nodes are asked whether they live.
 _WATCH = 1.0
-# Frames are not split: Dipole has no limit that Dask must know.
-_WHOLE = 1 << 62
+# Dask splits longer frames. A message has at most 1 GiB.
+_LONGEST_FRAME = 1 << 29
 
 
 class _Inbox:
@@ -158,7 +158,7 @@ class Comm(core.Comm):  # type: ignore[misc, unused-ignore]
                 self._check_open()
                 await inbox.wait()
         except BaseException:
-            # As over TCP: an answer that nobody reads would be taken for that of the next request.
+            # As over TCP: an answer that comes later would be taken for that of the next request.
             self.abort()
             raise
         if self._closed:
@@ -189,7 +189,7 @@ class Comm(core.Comm):  # type: ignore[misc, unused-ignore]
                 "recipient": self.remote_info,
                 **self.handshake_options,
             },
-            frame_split_size=_WHOLE,
+            frame_split_size=_LONGEST_FRAME,
         )
         self._check_open()
         try:

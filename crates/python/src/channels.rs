@@ -24,7 +24,7 @@ use crate::buffer::Buffer;
 use crate::error::{raise, raise_as};
 use crate::names::AddressPair;
 use crate::process;
-pub(crate) use link::forked;
+pub(crate) use link::forget_sent;
 use link::{Arriving, Lent, Link, release_sent};
 use wire::{Head, Piece};
 

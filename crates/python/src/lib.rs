@@ -9,6 +9,7 @@ mod channels;
 mod edge;
 mod endpoint;
 mod error;
+mod fork;
 mod group;
 mod job;
 mod message;
@@ -33,6 +34,8 @@ mod _dipole {
     #[pymodule_export]
     use crate::endpoint::Endpoint;
     #[pymodule_export]
+    use crate::fork::forked;
+    #[pymodule_export]
     use crate::group::Group;
     #[pymodule_export]
     use crate::job::job;
@@ -41,7 +44,7 @@ mod _dipole {
     #[pymodule_export]
     use crate::port::Port;
     #[pymodule_export]
-    use crate::process::{finalize, forked, node_address, node_at, node_id};
+    use crate::process::{finalize, node_address, node_at, node_id};
     #[pymodule_export]
     use crate::region::Region;
 }

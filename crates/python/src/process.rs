@@ -8,7 +8,6 @@ use dipole_node::hosts::Host;
 use dipole_node::{Config, Node, NodeId};
 use pyo3::prelude::*;
 
-use crate::channels;
 use crate::error::raise;
 use crate::per_process::PerProcess;
 use crate::waiting::Patience;
@@ -52,11 +51,9 @@ pub(crate) fn node(py: Python<'_>) -> PyResult<Node> {
     py.detach(open)
 }
 
-/// To be called in a forked child, which opens a node of its own.
-#[pyfunction]
-pub(crate) fn forked() {
+/// Forgets the parent's node in a forked child.
+pub(crate) fn forget() {
     NODE.forget();
-    channels::forked();
 }
 
 /// The number of this process's node (NID). Opens the node.

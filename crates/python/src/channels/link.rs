@@ -15,8 +15,8 @@ const SHORT_BYTES: usize = 16 << 10;
 /// Buffers that have been sent, until a thread with the interpreter's lock releases them.
 static SENT: PerProcess<Vec<Buffer>> = PerProcess::new();
 
-/// Begins anew in a forked child.
-pub(crate) fn forked() {
+/// Forgets the parent's buffers in a forked child.
+pub(crate) fn forget_sent() {
     SENT.forget();
 }
 
