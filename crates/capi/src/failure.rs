@@ -314,8 +314,10 @@ impl Failure {
                 CloseError::Forked => libc::ESTALE,
             },
             Failure::Job(JobError::Missing { .. }) => libc::ENOENT,
-            Failure::Job(JobError::Unresolved { .. }) => libc::EHOSTUNREACH,
-            Failure::Job(JobError::Directory { .. }) => libc::EIO,
+            Failure::Job(JobError::Unresolved { .. } | JobError::NoRoute { .. }) => {
+                libc::EHOSTUNREACH
+            }
+            Failure::Job(JobError::Directory { .. } | JobError::Service(_)) => libc::EIO,
             Failure::NotAnEndpoint { .. }
             | Failure::NotAnEdge { .. }
             | Failure::NotAQueue { .. }

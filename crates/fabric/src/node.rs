@@ -5,14 +5,12 @@
 //! `DIPOLE_BIND`, or the only one), and its number is derived from that. Ranks exchange their
 //! addresses ([`Name`](crate::name::Name)), so they need no list of nodes.
 
-use std::ffi::OsString;
 use std::net::{IpAddr, UdpSocket};
-use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use dipole_node::hosts::Hosts;
-use dipole_node::job::{Job, RankPlacement, placement_from_env};
+use dipole_node::job::{Job, RankPlacement, is_internal_interface, placement_in_mpi};
 use dipole_node::{
     ActivePort, Config, Endpoint, EndpointId, GoneReason, Links, Node, NodeId, bind_address,
     interface_addresses, variables,
@@ -139,7 +137,7 @@ fn placement() -> Result<Option<RankPlacement>, String> {
             runtime_dir: None,
         }));
     }
-    match placement_from_env() {
+    match placement_in_mpi() {
         // All ranks are on this machine, the launcher named the nodes, or no launcher was used.
         Ok(Some(place)) => return Ok(Some(place)),
         Ok(None) if !has_bind_address() => return Ok(None),
@@ -199,22 +197,11 @@ fn routed_address() -> Option<IpAddr> {
 /// The address of this machine if it has only one, for networks without a gateway.
 fn only_address() -> Option<IpAddr> {
     let all = interface_addresses().ok()?;
-    let mut usable = all
-        .iter()
-        .filter(|one| one.up && !one.loopback && one.ip.is_ipv4() && !is_internal(&one.name));
+    let mut usable = all.iter().filter(|one| {
+        one.up && !one.loopback && one.ip.is_ipv4() && !is_internal_interface(&one.name)
+    });
     let first = usable.next()?.ip;
     usable.next().is_none().then_some(first)
-}
-
-/// True for a bridge between containers or guests of this machine, such as docker0: none of its ports
-/// is a network card. Other machines often have the same address on theirs.
-fn is_internal(interface: &str) -> bool {
-    let class = Path::new("/sys/class/net");
-    let Ok(ports) = class.join(interface).join("brif").read_dir() else {
-        return false;
-    };
-    let is_card = |port: OsString| class.join(port).join("device").exists();
-    !ports.flatten().any(|port| is_card(port.file_name()))
 }
 
 /// The node number for an address: an IPv4 address itself, or a hash of an IPv6 address.

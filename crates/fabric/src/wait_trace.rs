@@ -22,7 +22,7 @@ impl WaitTrace {
     pub(crate) fn of_process() -> Option<WaitTrace> {
         let recorder = RECORDER.get_or_init(|| {
             let directory = dipole_node::trace_dir()?;
-            let rank = Job::from_env().ok().map(|job| (job.rank, job.size));
+            let rank = Job::rank_and_size();
             match WaitRecorder::create(&directory, rank) {
                 Ok(recorder) => Some(Arc::new(recorder)),
                 Err(cause) => {

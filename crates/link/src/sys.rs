@@ -5,12 +5,12 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
-use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{SockaddrStorage, getsockopt};
 
 /// The size of a C type as a `socklen_t`.
 #[allow(
@@ -28,6 +28,8 @@ pub struct InterfaceAddress {
     pub name: String,
     /// An address of the interface.
     pub ip: IpAddr,
+    /// Length of the prefix of its subnet in bits; that of a single address if it has no subnet.
+    pub prefix_bits: u8,
     /// The interface's index for an IPv6 link-local address, otherwise 0.
     pub scope_id: u32,
     /// The interface is up.
@@ -49,12 +51,54 @@ pub fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
         Some(InterfaceAddress {
             name: one.interface_name,
             ip,
+            prefix_bits: prefix_bits(one.netmask, ip),
             scope_id,
             up: one.flags.contains(InterfaceFlags::IFF_UP),
             loopback: one.flags.contains(InterfaceFlags::IFF_LOOPBACK),
         })
     });
     Ok(found.collect())
+}
+
+/// Number of leading ones of a netmask; all bits of the address without one.
+fn prefix_bits(netmask: Option<SockaddrStorage>, ip: IpAddr) -> u8 {
+    let v4 = || {
+        Some(
+            netmask
+                .as_ref()?
+                .as_sockaddr_in()?
+                .ip()
+                .to_bits()
+                .leading_ones(),
+        )
+    };
+    let v6 = || {
+        Some(
+            netmask
+                .as_ref()?
+                .as_sockaddr_in6()?
+                .ip()
+                .to_bits()
+                .leading_ones(),
+        )
+    };
+    let all = if ip.is_ipv4() { 32 } else { 128 };
+    let bits = v4().or_else(v6).unwrap_or(all);
+    u8::try_from(bits).unwrap_or(u8::MAX)
+}
+
+/// A copy of a descriptor whose number the parent process has passed on in a variable.
+///
+/// # Errors
+/// The error that the kernel returns: no such descriptor is open.
+pub fn inherited_descriptor(number: i32) -> io::Result<OwnedFd> {
+    // SAFETY: the call takes any number; it fails if no such descriptor is open.
+    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
+    if copy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just created this descriptor, which nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
 /// The interface's hardware type (`ARPHRD_...`), and its hardware address if that has six bytes.

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 pub mod variables {
     /// Variable with this node's id.
     pub const NODE: &str = "DIPOLE_NID";
+    /// The address to bind: an IP address, a subnet or an interface.
+    pub const BIND: &str = "DIPOLE_BIND";
     /// Directory of the registry.
     pub const RUNTIME_DIR: &str = "DIPOLE_RUNTIME_DIR";
     /// Variable with the path of the hosts file.

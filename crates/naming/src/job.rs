@@ -17,6 +17,9 @@
 //! and of a pod of an indexed Kubernetes job (`kubernetes.rs`) are used, in this order: under an
 //! `mpirun` inside a Slurm job, Slurm's variables describe the daemons of `mpirun`.
 //!
+//! A launcher that serves PMI-1 (`pmi.rs`) moves texts between the ranks. Then they exchange
+//! their addresses (`exchange.rs`), and need no list of nodes.
+//!
 //! The submodules get a function that looks up variables.
 
 use std::fmt;
@@ -27,17 +30,22 @@ use crate::environment::variable;
 
 mod dipole;
 mod error;
+mod exchange;
 mod flux;
 mod hostlist;
 mod kubernetes;
 mod mpi;
 mod peers;
 mod placement;
+mod pmi;
+mod service;
 mod slurm;
 
 pub use dipole::write_ranks;
 pub use error::{JobError, Launcher};
+pub use exchange::is_internal_interface;
 pub use placement::RankPlacement;
+pub use service::ServiceError;
 pub use slurm::Allocation;
 
 /// Maximum number of ranks of a job.
@@ -78,6 +86,12 @@ enum Nodes {
     File(crate::hosts::Hosts),
     /// Only their names are known; the first is node 1.
     Names(peers::NodeNames),
+    /// The ranks have exchanged their addresses; the first is node 1.
+    Exchanged {
+        hosts: crate::hosts::Hosts,
+        /// Number of the job's directory.
+        directory: u64,
+    },
 }
 
 impl Job {
@@ -86,19 +100,32 @@ impl Job {
     /// # Errors
     /// A variable is missing or wrong.
     pub fn from_env() -> Result<Job, JobError> {
-        Job::from_variables(variable)
+        Job::read(&variable, Services::Use)
     }
 
-    /// Reads the job from variables given by a function.
+    /// Reads the job from variables given by a function. The launcher's services are not used.
     ///
     /// # Errors
     /// A variable is missing or wrong.
     pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Job, JobError> {
-        let Some(launched) = launched(&get)? else {
-            return dipole::job(&get);
+        Job::read(&get, Services::Avoid)
+    }
+
+    /// Rank of this process and number of ranks, if a launcher has set them. MPI libraries use the
+    /// launcher's services themselves, so this does not.
+    #[must_use]
+    pub fn rank_and_size() -> Option<(u32, u32)> {
+        let job = Job::read(&variable, Services::Avoid).ok();
+        job.map(|job| (job.rank, job.size))
+            .or_else(|| mpi::rank_and_size(&variable))
+    }
+
+    fn read(get: Lookup<'_>, services: Services) -> Result<Job, JobError> {
+        let Some(launched) = launched(get, services)? else {
+            return dipole::job(get);
         };
         let job = launched.job;
-        match node_from(&get)? {
+        match node_from(get)? {
             Some(own) if own != job.own_address().node => Err(JobError::Bad {
                 variable: "DIPOLE_NID",
                 found: own.to_string(),
@@ -168,16 +195,25 @@ impl Job {
     }
 }
 
+/// Whether to use services of the launcher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Services {
+    /// A program of Dipole.
+    Use,
+    /// A program of MPI, whose library uses them.
+    Avoid,
+}
+
 /// The job of another launcher than `dipole run`, if one started this process.
-fn launched(get: Lookup<'_>) -> Result<Option<Launched>, JobError> {
+fn launched(get: Lookup<'_>, services: Services) -> Result<Option<Launched>, JobError> {
     if dipole::is_here(get) {
         Ok(None)
     } else if mpi::is_innermost(get) {
-        mpi::job(get).map(Some)
+        mpi::job(get, services).map(Some)
     } else if slurm::is_here(get) {
-        slurm::job(get).map(Some)
+        slurm::job(get, services).map(Some)
     } else if mpi::is_here(get) {
-        mpi::job(get).map(Some)
+        mpi::job(get, services).map(Some)
     } else if kubernetes::is_here(get) {
         kubernetes::job(get).map(Some)
     } else {
@@ -189,18 +225,28 @@ fn launched(get: Lookup<'_>) -> Result<Option<Launched>, JobError> {
 /// set.
 ///
 /// # Errors
-/// A variable is missing or wrong, or the names of the job's nodes cannot be resolved.
+/// A variable is missing or wrong, the names of the job's nodes cannot be resolved, or the ranks
+/// cannot exchange their addresses.
 pub fn placement_from_env() -> Result<Option<RankPlacement>, JobError> {
-    placement_from(&variable)
+    placement_from(&variable, Services::Use)
 }
 
-fn placement_from(get: Lookup<'_>) -> Result<Option<RankPlacement>, JobError> {
+/// Like [`placement_from_env`], for the provider of an MPI library, which uses the launcher's services
+/// itself.
+///
+/// # Errors
+/// A variable is missing or wrong, or the names of the job's nodes are not known or cannot be resolved.
+pub fn placement_in_mpi() -> Result<Option<RankPlacement>, JobError> {
+    placement_from(&variable, Services::Avoid)
+}
+
+fn placement_from(get: Lookup<'_>, services: Services) -> Result<Option<RankPlacement>, JobError> {
     // Check it even if no launcher needs it.
     given_id(get)?;
     if get("DIPOLE_NID").is_some() {
         return Ok(None);
     }
-    launched(get)?
+    launched(get, services)?
         .map(|launched| RankPlacement::of(launched, get))
         .transpose()
 }

@@ -1,7 +1,7 @@
 //! Nodes and endpoints: their names, their addresses, and membership of the cluster.
 //!
 //! [`address`] has the two numbers that name an endpoint, [`hosts`] the nodes and their IP
-//! addresses, [`key`] the secret that the members share, [`job`] what a launcher passes to a
+//! addresses, [`bind`] the address of a process, [`key`] the secret that the members share, [`job`] what a launcher passes to a
 //! process, and [`limits`] the limits of a user. [`files`] opens and
 //! [`lines`] parses configuration files. [`registry`]
 //! records which process of this node owns which endpoint, and queries other nodes for theirs;
@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+pub mod bind;
 pub mod envelope;
 pub mod environment;
 pub mod files;

@@ -76,7 +76,8 @@ pub use announcement::{
 pub use directory::Directory;
 pub use directory_lock::{DirectoryLock, DirectoryLockError};
 pub use edge_stats::{EdgeStatsFile, EdgeTraffic, OwnerSurvey};
-pub(crate) use job_dir::job_dir;
+pub(crate) use folder::make_private;
+pub(crate) use job_dir::{LAUNCHER_PREFIX, job_dir};
 pub use messages::{Presence, ProbeLength, QUERY_BYTES, Query, Response};
 pub use probe::{ProbeResult, Prober};
 pub use report::{Counters, LinkUse, ProcessReport, ReportFiles, report};

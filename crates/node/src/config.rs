@@ -11,9 +11,9 @@ use dipole_link::udp::PortRange;
 
 use dipole_bpf::grant::DEFAULT_PATH;
 use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES};
+use dipole_naming::bind;
 
 use crate::address::NodeId;
-use crate::bind::bind_address;
 use crate::environment;
 use crate::hosts::{Host, Hosts, MAX_INTERFACES};
 use crate::job::{self, JobError, RankPlacement};
@@ -26,10 +26,8 @@ use crate::registry::nodes_file;
 
 /// Names of the environment variables that [`Config::from_env`] reads.
 pub mod variables {
-    pub use dipole_naming::environment::variables::{HOSTS, KEY, NODE, PROFILE, RUNTIME_DIR};
+    pub use dipole_naming::environment::variables::{BIND, HOSTS, KEY, NODE, PROFILE, RUNTIME_DIR};
 
-    /// The IP address to bind.
-    pub const BIND: &str = "DIPOLE_BIND";
     /// The UDP ports that this process may use, for example `7412-7500`.
     pub const PORTS: &str = "DIPOLE_PORTS";
     /// How long a waiting thread spins, in microseconds.
@@ -373,10 +371,10 @@ impl Config {
         config.apply_hosts_file();
         config.key = ClusterKey::from_env().map_err(ConfigError::Key)?;
         if let Some(value) = variable(variables::BIND) {
-            config.bind = bind_address(&value).ok_or_else(|| ConfigError::Variable {
+            config.bind = bind::bind_address(&value).ok_or_else(|| ConfigError::Variable {
                 name: variables::BIND,
                 value,
-                expected: crate::bind::EXPECTED.into(),
+                expected: bind::EXPECTED.into(),
             })?;
         }
         config.ports = parsed(variables::PORTS, "two or more ports, such as 7412-7500")?;

@@ -26,7 +26,6 @@
 
 #![forbid(unsafe_code)]
 
-mod bind;
 mod completion;
 mod config;
 mod control;
@@ -52,7 +51,6 @@ mod stats;
 use dipole_naming::{address, environment, key, limits, lines, liveness};
 
 pub use address::{Address, AddressError, EndpointId, NodeId};
-pub use bind::bind_address;
 /// Shared bytes, for [`Edge::post_bytes`].
 pub use bytes::Bytes;
 pub use completion::{CompletionCounter, CompletionQueue};
@@ -67,6 +65,7 @@ pub use dipole_link::shm::ShmStats;
 pub use dipole_link::sys::{InterfaceAddress, interface_addresses};
 pub use dipole_link::udp::PortRange;
 pub use dipole_model::Choices;
+pub use dipole_naming::bind::bind_address;
 pub use dipole_naming::environment::{default_runtime_dir, profile_dir, trace_dir, variable};
 pub use dipole_naming::{hosts, job, registry};
 pub use dipole_proto::wire::{RefusedReason, ResetReason};

@@ -74,7 +74,7 @@ fn number<T: std::str::FromStr + PartialOrd + std::fmt::Display>(
 }
 
 /// The inverse of [`write_ranks`]; `None` unless it describes exactly `size` ranks.
-fn parse_ranks(text: &str, size: u32) -> Option<Vec<NodeId>> {
+pub(super) fn parse_ranks(text: &str, size: u32) -> Option<Vec<NodeId>> {
     let size = size as usize;
     let mut nodes = Vec::with_capacity(size);
     for part in text.split(',') {

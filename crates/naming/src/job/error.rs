@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::service::ServiceError;
+
 /// A program that starts processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
@@ -64,6 +66,22 @@ pub enum JobError {
         between: String,
         /// Advice to the user.
         advice: &'static str,
+    },
+    /// The ranks cannot exchange their addresses through the launcher.
+    #[error(
+        "the launcher's PMI service {0}; without it, name the nodes in a hosts file (DIPOLE_HOSTS)"
+    )]
+    Service(#[from] ServiceError),
+    /// The nodes have no common network, and one has no route to another.
+    #[error(
+        "node {from} has no route to node {to}; set DIPOLE_BIND for all ranks to the job's \
+         network (10.0.0.0/24) or to its interface (eth1), or add the route"
+    )]
+    NoRoute {
+        /// The node without a route, with its addresses.
+        from: String,
+        /// The other node.
+        to: String,
     },
     /// The hosts file that `DIPOLE_HOSTS` names is wrong or cannot be read.
     #[error("{cause}")]

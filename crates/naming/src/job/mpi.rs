@@ -2,14 +2,16 @@
 //!
 //! Open MPI, MPICH's Hydra and other launchers with PMI pass a process its rank and the number of
 //! ranks on its node and in the job, but no nodes. Those come from the hosts file, whose slots are
-//! filled in order; without one all ranks are on this node. Flux passes the number of nodes instead
+//! filled in order; without one the ranks exchange them through PMI, or all are on this node. Flux
+//! passes the number of nodes instead
 //! of the number of ranks on this one.
 
 use rustix::process::{getpid, getsid};
 
 use super::peers::{hosts_file, is_own};
+use super::pmi::{is_offered, is_port_offered};
 use super::{
-    HYDRA_CONTROL, Job, JobError, Launched, Launcher, Lookup, MAX_RANKS, Nodes, given_id,
+    HYDRA_CONTROL, Job, JobError, Launched, Launcher, Lookup, MAX_RANKS, Nodes, Services, given_id,
     id_from_name, number, required_number,
 };
 use crate::address::NodeId;
@@ -54,7 +56,7 @@ const JOB_NAMES: [&str; 3] = [
 /// manager sets them.
 pub(super) fn is_innermost(get: Lookup<'_>) -> bool {
     get(OPEN_MPI.rank).is_some()
-        || (get(HYDRA.rank).is_some()
+        || ((get(HYDRA.rank).is_some() || is_port_offered(get))
             && [HYDRA.local_rank, HYDRA_CONTROL]
                 .iter()
                 .any(|variable| get(variable).is_some()))
@@ -70,14 +72,27 @@ pub(super) fn is_here(get: Lookup<'_>) -> bool {
     [OPEN_MPI.rank, HYDRA.rank, PMIX.rank]
         .iter()
         .any(|variable| get(variable).is_some())
+        || is_port_offered(get)
 }
 
-pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
+/// Rank and number of ranks, if they are valid.
+pub(super) fn rank_and_size(get: Lookup<'_>) -> Option<(u32, u32)> {
+    let number = |variable: &str| get(variable)?.parse().ok();
+    let families = [OPEN_MPI, HYDRA].into_iter();
+    let mut found = families.filter_map(|one| Some((number(one.rank)?, number(one.size)?)));
+    found.find(|(rank, size)| rank < size && *size <= MAX_RANKS)
+}
+
+pub(super) fn job(get: Lookup<'_>, services: Services) -> Result<Launched, JobError> {
     let mpi = Launcher::Mpi;
     let variables = [OPEN_MPI, HYDRA]
         .into_iter()
         .find(|variables| get(variables.rank).is_some())
         .unwrap_or(PMIX);
+    let has_no_rank = get(variables.rank).is_none() && is_port_offered(get);
+    if has_no_rank && uses_pmi(get, services) && get("DIPOLE_HOSTS").is_none() {
+        return super::exchange::job(get, None);
+    }
     let advice = "pass it on with the launcher's option for variables (-x NAME=VALUE, \
                   -genv NAME VALUE), or use `dipole run`";
     let size = required_number(get, mpi, variables.size, (1, MAX_RANKS), advice)?;
@@ -96,6 +111,10 @@ pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
         optional(variables.local_rank, 0, local_size.unwrap_or(size) - 1)?;
     let hosts = hosts_file(get)?;
     let is_here = local_size == Some(size);
+    let is_pmi = variables.rank == HYDRA.rank;
+    if is_pmi && !is_here && hosts.is_none() && uses_pmi(get, services) {
+        return super::exchange::job(get, Some((rank, size)));
+    }
     let id = match given_id(get)? {
         Some(id) => id,
         None => JOB_NAMES
@@ -136,6 +155,21 @@ pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
     Ok(Launched {
         job: Job::launched(id, rank, placed),
         nodes: Nodes::File(hosts),
+    })
+}
+
+/// True if the ranks exchange their addresses through the launcher. An MPI library in this process
+/// uses the connection itself.
+pub(super) fn uses_pmi(get: Lookup<'_>, services: Services) -> bool {
+    services == Services::Use && is_offered(get) && !has_mpi_library()
+}
+
+/// True if the library of MPICH or of one of its relatives is loaded.
+fn has_mpi_library() -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    maps.lines().any(|line| {
+        let name = line.rsplit('/').next().unwrap_or_default();
+        name.starts_with("libmpi.so") || name.starts_with("libmpich")
     })
 }
 

@@ -25,19 +25,25 @@ impl RankPlacement {
             Nodes::Here => (None, None),
             Nodes::File(hosts) => (Some(hosts), None),
             Nodes::Names(names) => {
-                // Node numbers are the job's own: nodes of other jobs here may have the same.
-                let runtime_dir = match get("DIPOLE_RUNTIME_DIR") {
-                    Some(_) => None,
-                    None => Some(job_dir(launched.job.id)?),
-                };
+                let runtime_dir = runtime_dir(launched.job.id, get)?;
                 (Some(names.resolve()?), runtime_dir)
             }
+            Nodes::Exchanged { hosts, directory } => (Some(hosts), runtime_dir(directory, get)?),
         };
         Ok(RankPlacement {
             node,
             hosts,
             runtime_dir,
         })
+    }
+}
+
+/// The job's own directory, unless the user has named one: node numbers are the job's own, and nodes
+/// of other jobs here may have the same.
+fn runtime_dir(id: u64, get: Lookup<'_>) -> Result<Option<PathBuf>, JobError> {
+    match get("DIPOLE_RUNTIME_DIR") {
+        Some(_) => Ok(None),
+        None => job_dir(id).map(Some),
     }
 }
 

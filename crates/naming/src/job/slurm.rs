@@ -6,12 +6,14 @@
 use std::time::Duration;
 
 use super::hostlist::{self, MAX_NAMES};
+use super::mpi::{rank_and_size, uses_pmi};
 use super::peers::NodeNames;
 use super::{
-    Job, JobError, Launched, Launcher, Lookup, MAX_RANKS, Nodes, given_id, node_at, number,
-    required_number,
+    Job, JobError, Launched, Launcher, Lookup, MAX_RANKS, Nodes, Services, given_id, node_at,
+    number, required_number,
 };
 use crate::address::NodeId;
+use crate::environment::variables;
 use crate::hosts::{Host, Hosts};
 
 /// Higher step numbers are Slurm's own: the batch script, an interactive shell.
@@ -33,8 +35,15 @@ pub(super) fn is_here(get: Lookup<'_>) -> bool {
             .is_some_and(|step| step.parse().is_ok_and(|step: u32| step < FIRST_OWN_STEP))
 }
 
-pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
+pub(super) fn job(get: Lookup<'_>, services: Services) -> Result<Launched, JobError> {
     let slurm = Launcher::Slurm;
+    if get(variables::HOSTS).is_none()
+        && uses_pmi(get, services)
+        && let Some((rank, size)) = rank_and_size(get)
+    {
+        // The ranks' own addresses need no name service and no known distribution.
+        return super::exchange::job(get, Some((rank, size)));
+    }
     if let Some(parts) = get("SLURM_HET_SIZE").filter(|parts| parts != "1") {
         return Err(JobError::Bad {
             variable: "SLURM_HET_SIZE",

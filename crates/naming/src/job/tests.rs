@@ -6,7 +6,7 @@ use crate::hosts::Hosts;
 /// Reads a job from variables, later ones winning.
 fn read(variables: &[&[(&str, &str)]]) -> Result<Launched, JobError> {
     let get = lookup(variables);
-    launched(&get).map(|found| found.expect("a launcher that is recognised"))
+    launched(&get, Services::Avoid).map(|found| found.expect("a launcher that is recognised"))
 }
 
 fn lookup(variables: &[&[(&str, &str)]]) -> impl Fn(&str) -> Option<String> + use<> {
@@ -167,14 +167,15 @@ fn a_slurm_environment_that_does_not_hold_together_is_refused_by_name() {
 fn a_batch_script_and_an_interactive_shell_are_no_tasks() {
     for step in ["", "4294967291", "4294967290", "x"] {
         let get = lookup(&[&SLURM, &[("SLURM_STEP_ID", step)]]);
-        assert!(launched(&get).unwrap().is_none(), "{step}");
+        assert!(launched(&get, Services::Avoid).unwrap().is_none(), "{step}");
     }
 }
 
 #[test]
 fn dipole_wins_over_mpirun_and_mpirun_over_slurm() {
     let all = [("OMPI_COMM_WORLD_RANK", "1"), ("DIPOLE_RANK", "0")];
-    assert!(launched(&lookup(&[&SLURM, &all])).unwrap().is_none());
+    let found = launched(&lookup(&[&SLURM, &all]), Services::Avoid);
+    assert!(found.unwrap().is_none());
     let job = read(&[&SLURM, &OPEN_MPI]).unwrap().job;
     assert_eq!((job.rank, job.size), (1, 4));
     // Slurm offers PMI to MPI programs: its tasks are not jobs of Dipole.
@@ -373,7 +374,9 @@ fn an_invalid_job_number_is_refused_without_a_launcher_too() {
             let found = variables.iter().find(|(variable, _)| *variable == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        let error = placement_from(&get).expect_err("no number").to_string();
+        let error = placement_from(&get, Services::Avoid)
+            .expect_err("no number")
+            .to_string();
         assert!(error.contains("DIPOLE_JOB is `abc`"), "{error}");
     }
 }

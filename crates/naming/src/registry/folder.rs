@@ -24,7 +24,7 @@ pub(super) fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error)
 
 /// Creates `path` with mode 0700 if it does not exist, and rejects a directory that others can
 /// change.
-pub(super) fn make_private(path: &Path) -> Result<(), RegistryError> {
+pub(crate) fn make_private(path: &Path) -> Result<(), RegistryError> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)

@@ -15,6 +15,8 @@ use crate::envelope::Authenticator;
 /// An empty directory may belong to a job that is starting, but not after this time.
 const OLD: Duration = Duration::from_secs(3600);
 const PREFIX: &str = "job-";
+/// Files in it for later programs of the job's ranks.
+pub(crate) const LAUNCHER_PREFIX: &str = "launcher-";
 
 /// Creates the runtime directory of job `id` below the user's own and marks it as used now.
 ///
@@ -59,7 +61,19 @@ fn remove_if_left(job: &Path, old: Duration) -> Result<(), RegistryError> {
         return Ok(());
     }
     for entry in std::fs::read_dir(job).map_err(folder::failed("reading", job))? {
-        let path = entry.map_err(folder::failed("reading", job))?.path();
+        let entry = entry.map_err(folder::failed("reading", job))?;
+        let path = entry.path();
+        if entry
+            .file_name()
+            .to_string_lossy()
+            .starts_with(LAUNCHER_PREFIX)
+        {
+            if !is_older(&path, old) {
+                return Ok(());
+            }
+            std::fs::remove_file(&path).map_err(folder::failed("removing", &path))?;
+            continue;
+        }
         let registry = Registry {
             // Sweeping does not use the number.
             node: NodeId(1),
@@ -98,6 +112,7 @@ mod tests {
         assert_eq!(job, user_dir.join("job-0000000000000007"));
         let registry = Registry::open(&job, NodeId(3)).unwrap();
         let address = "127.0.0.1:1".parse().unwrap();
+        std::fs::write(job.join("launcher-1"), "1").unwrap();
         let living = registry.register(Ports {
             small: address,
             bulk: address,

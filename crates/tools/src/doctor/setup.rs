@@ -224,6 +224,7 @@ mod tests {
         InterfaceAddress {
             name: name.to_owned(),
             ip: address.parse().expect("an address"),
+            prefix_bits: 24,
             scope_id: 0,
             up: true,
             loopback: name == "lo",

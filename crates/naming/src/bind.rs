@@ -6,7 +6,7 @@ use dipole_link::sys::{InterfaceAddress, interface_addresses};
 use ipnet::IpNet;
 
 /// Valid values of `DIPOLE_BIND`, for messages.
-pub(crate) const EXPECTED: &str =
+pub const EXPECTED: &str =
     "an IP address, a subnet (10.0.0.0/24) or an interface (eth0) of this machine";
 
 /// The address of this machine that a value of `DIPOLE_BIND` names: an IP address, or the first one
@@ -44,6 +44,7 @@ mod tests {
         InterfaceAddress {
             name: name.into(),
             ip: ip.parse().unwrap(),
+            prefix_bits: 24,
             scope_id: u32::from(ip.starts_with("fe80")),
             up,
             loopback: name == "lo",
