@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use super::allocations::check;
 use super::nodes::Nodes;
 use super::{all_to_all, assert_all_right, is_installed};
 
@@ -70,4 +71,13 @@ fn tasks_of_a_flux_job_on_several_nodes_need_no_hosts_file() {
     let twice = twice.to_str().unwrap();
     let output = flux(&nodes, &["flux", "run", "-N3", "-n4", twice]);
     assert_all_right(&output, 4);
+}
+
+#[test]
+fn dipole_run_uses_the_nodes_of_a_flux_instance_and_reaches_them_by_ssh() {
+    let Some(nodes) = nodes() else { return };
+    nodes.add_ssh();
+    check(&nodes, &|script| {
+        flux(&nodes, &[script.to_str().expect("a path")])
+    });
 }

@@ -2,6 +2,7 @@
 //! `mpiexec.hydra`, Flux, and the environment of an indexed Kubernetes job. Every rank checks each byte it receives. Launchers
 //! that are not installed are reported and skipped.
 
+mod allocations;
 mod flux;
 mod hydra;
 mod nodes;
@@ -29,6 +30,8 @@ fn clean(program: impl AsRef<std::ffi::OsStr>) -> Command {
         "MPI_",
         "HYD",
         "FLUX_",
+        "PBS_",
+        "LSB_",
         "JOB_COMPLETION",
     ];
     for (name, _) in std::env::vars_os() {
