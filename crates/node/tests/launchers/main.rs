@@ -5,7 +5,9 @@
 mod allocations;
 mod flux;
 mod hydra;
+mod networks;
 mod nodes;
+mod pmi_server;
 mod slurm;
 
 use std::path::PathBuf;
