@@ -153,7 +153,7 @@ fn placement() -> Result<Option<RankPlacement>, String> {
         })?,
         None => routed_address().or_else(only_address).ok_or_else(|| {
             format!(
-                "this machine has no route to other networks, and none or several IPv4 addresses; \
+                "this machine has no route to other networks, and none or several addresses; \
                  set {} to the network of the job (10.0.0.0/24) or to its interface (eth1) on all \
                  nodes, or {} to a hosts file",
                 variables::BIND,
@@ -194,14 +194,22 @@ fn routed_address() -> Option<IpAddr> {
     })
 }
 
-/// The address of this machine if it has only one, for networks without a gateway.
+/// The address of this machine if it has only one, for networks without a gateway. Without IPv4, its
+/// only IPv6 address.
 fn only_address() -> Option<IpAddr> {
-    let all = interface_addresses().ok()?;
-    let mut usable = all.iter().filter(|one| {
-        one.up && !one.loopback && one.ip.is_ipv4() && !is_internal_interface(&one.name)
-    });
-    let first = usable.next()?.ip;
-    usable.next().is_none().then_some(first)
+    let own = interface_addresses().ok()?.into_iter();
+    let mut usable: Vec<IpAddr> = own
+        .filter(|one| one.up && !one.loopback && one.scope_id == 0)
+        .filter(|one| !is_internal_interface(&one.name))
+        .map(|one| one.ip)
+        .collect();
+    if usable.iter().any(IpAddr::is_ipv4) {
+        usable.retain(IpAddr::is_ipv4);
+    }
+    match usable[..] {
+        [only] => Some(only),
+        _ => None,
+    }
 }
 
 /// The node number for an address: an IPv4 address itself, or a hash of an IPv6 address.

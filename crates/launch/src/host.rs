@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use dipole_node::NodeId;
 use dipole_node::hosts::Host;
+use dipole_node::job::Starter;
 
 use super::budget::Budget;
 use super::message::{self, ToLauncher, ToShim, skip_to_banner};
@@ -51,8 +52,8 @@ pub(super) struct Reach<'a> {
     pub(super) own_node: Option<NodeId>,
     /// With a cluster key, agents are tried first.
     pub(super) has_key: bool,
-    /// The hosts are a Slurm allocation, on whose nodes `srun` starts processes.
-    pub(super) is_allocated: bool,
+    /// How the scheduler that has allocated the hosts starts processes on them.
+    pub(super) starter: Starter,
     /// The hosts come from an agent, not from a file that the user wrote.
     pub(super) is_discovered: bool,
     /// Number of ranks of the job, and its command, for the rules of agents.
@@ -180,10 +181,10 @@ fn guard_arguments(host: &Host, reach: &Reach<'_>, own: &Path) -> Vec<OsString> 
     let mut arguments: Vec<OsString> = vec!["--".into()];
     let mut line = quoted(reach.program.as_os_str());
     line.push(" guard");
-    if let (true, true, Some(name)) = (reach.is_allocated, reach.shell.is_empty(), &host.name) {
-        arguments.extend(SRUN.map(OsString::from));
-        arguments.push(format!("--nodelist={name}").into());
-        arguments.extend(["sh".into(), "-c".into(), line]);
+    if reach.shell.is_empty()
+        && let Some(words) = scheduled(host, reach, &line)
+    {
+        arguments.extend(words);
         return arguments;
     }
     // An explicit way to reach the host takes precedence over its agent.
@@ -223,11 +224,31 @@ fn guard_arguments(host: &Host, reach: &Reach<'_>, own: &Path) -> Vec<OsString> 
     arguments
 }
 
+/// The command with which the scheduler starts a shell or a program on a host.
+fn scheduled(host: &Host, reach: &Reach<'_>, line: &OsStr) -> Option<Vec<OsString>> {
+    let name = host.name.as_ref()?;
+    let mut words: Vec<OsString> = Vec::new();
+    match reach.starter {
+        Starter::Ssh => return None,
+        Starter::Srun => {
+            words.extend(SRUN.map(OsString::from));
+            words.push(format!("--nodelist={name}").into());
+            words.extend(["sh".into(), "-c".into(), line.to_owned()]);
+        }
+        // It may pass the words to a shell or not.
+        Starter::Blaunch => {
+            words.extend(["blaunch".into(), name.to_string().into()]);
+            words.extend([reach.program.into(), "guard".into()]);
+        }
+    }
+    Some(words)
+}
+
 fn is_here(host: &Host, reach: &Reach<'_>) -> bool {
     match &host.ssh {
         Some(destination) => &**destination == "local",
         None if reach.own_node == Some(host.node) => true,
-        None if reach.is_allocated => false,
+        None if reach.starter != Starter::Ssh => false,
         // An address that can be bound belongs to this machine.
         None => reach.shell.is_empty() && UdpSocket::bind((host.address, 0)).is_ok(),
     }
@@ -297,7 +318,7 @@ mod tests {
             program: Path::new("/opt/my tools/dipole"),
             own_node: own_node.map(NodeId),
             has_key,
-            is_allocated: false,
+            starter: Starter::Ssh,
             is_discovered,
             ranks: 3,
             job: "sort big".to_owned(),
@@ -322,29 +343,33 @@ mod tests {
     }
 
     #[test]
-    fn a_node_of_a_slurm_job_is_reached_by_srun() {
+    fn a_node_of_an_allocation_is_reached_by_the_command_of_the_scheduler() {
         let hosts = Hosts::parse("1 127.0.0.1 name=n1\n2 127.0.0.1 port=9 name=n2").unwrap();
-        let reach = Reach {
-            shell: &[],
-            program: Path::new("/opt/dipole"),
-            own_node: Some(NodeId(1)),
-            has_key: true,
-            is_allocated: true,
-            is_discovered: false,
-            ranks: 2,
-            job: String::new(),
-        };
-        let words = |index| {
-            let host = hosts.iter().nth(index).unwrap();
-            guard_arguments(host, &reach, Path::new("/d"))
-        };
-        assert!(words(0).is_empty(), "it runs here");
-        let other = words(1);
-        assert_eq!(other[1], "srun");
-        assert_eq!(
-            other[9..],
-            ["--nodelist=n2", "sh", "-c", "/opt/dipole guard"]
-        );
+        for (starter, expected) in [
+            (
+                Starter::Srun,
+                "srun --overlap --nodes=1 --ntasks=1 --unbuffered --mpi=none --cpu-bind=none \
+                 --quiet --nodelist=n2 sh -c /opt/dipole guard",
+            ),
+            (Starter::Blaunch, "blaunch n2 /opt/dipole guard"),
+        ] {
+            let reach = Reach {
+                shell: &[],
+                program: Path::new("/opt/dipole"),
+                own_node: Some(NodeId(1)),
+                has_key: true,
+                starter,
+                is_discovered: false,
+                ranks: 2,
+                job: String::new(),
+            };
+            let words = |index| {
+                let host = hosts.iter().nth(index).unwrap();
+                guard_arguments(host, &reach, Path::new("/d"))
+            };
+            assert!(words(0).is_empty(), "it runs here");
+            assert_eq!(words(1)[1..].join(OsStr::new(" ")), expected);
+        }
     }
 
     #[test]

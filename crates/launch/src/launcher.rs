@@ -200,7 +200,7 @@ impl Launch {
             shell: &shell,
             program: args.dipole.as_deref().unwrap_or(&own),
             own_node: hosts.own_node,
-            is_allocated: hosts.is_allocated,
+            starter: hosts.starter,
             has_key: hosts.key.is_some(),
             is_discovered: hosts.hosts.is_from_agent(),
             ranks: args.ranks,

@@ -38,7 +38,7 @@ use clap::{Args, Parser};
 use dipole_naming::environment;
 use dipole_naming::lines::{self, FileError};
 use dipole_node::hosts::{Host, Hosts};
-use dipole_node::job::{self, Job, JobError};
+use dipole_node::job::{self, Job, JobError, Starter};
 use dipole_node::{ClusterKey, KeyError, NodeId, variables};
 
 use serde::{Deserialize, Serialize};
@@ -71,7 +71,7 @@ pub struct RunArgs {
     at_least: Option<u32>,
     /// Hosts file, whose slots are filled in order, or `agent` for the nodes that this node's agent
     /// knows, those with the most idle speed first (see `dipole load`) [default: $DIPOLE_HOSTS, else
-    /// the nodes of this Slurm job, else this machine only]
+    /// the nodes of this job of Slurm, Flux, PBS or LSF, else this machine only]
     #[arg(long, value_name = "FILE|agent")]
     hosts: Option<PathBuf>,
     /// Command to reach a host, run as CMD DEST COMMAND-LINE [default: its agent if there is a
@@ -257,8 +257,8 @@ struct HostsFile {
     key: Option<ClusterKey>,
     /// This machine, if it is known which of the hosts it is.
     own_node: Option<NodeId>,
-    /// The hosts are a Slurm allocation.
-    is_allocated: bool,
+    /// How the scheduler that has allocated the hosts starts processes on them.
+    starter: Starter,
 }
 
 impl HostsFile {
@@ -302,7 +302,7 @@ fn load_hosts(given: Option<&Path>) -> Result<HostsFile, RunError> {
                 hosts: allocation.hosts,
                 key,
                 own_node: allocation.own,
-                is_allocated: true,
+                starter: allocation.starter,
             });
         }
         return Ok(HostsFile {
@@ -310,7 +310,7 @@ fn load_hosts(given: Option<&Path>) -> Result<HostsFile, RunError> {
             text: None,
             key,
             own_node,
-            is_allocated: false,
+            starter: Starter::Ssh,
         });
     };
     let text = lines::read("hosts file", &file).map_err(RunError::Hosts)?;
@@ -325,7 +325,7 @@ fn load_hosts(given: Option<&Path>) -> Result<HostsFile, RunError> {
         text: Some(text),
         key,
         own_node,
-        is_allocated: false,
+        starter: Starter::Ssh,
     })
 }
 

@@ -17,7 +17,7 @@
 //! and of a pod of an indexed Kubernetes job (`kubernetes.rs`) are used, in this order: under an
 //! `mpirun` inside a Slurm job, Slurm's variables describe the daemons of `mpirun`.
 //!
-//! A launcher that serves PMI-1 (`pmi.rs`) moves texts between the ranks. Then they tell each other
+//! A launcher that serves PMI-1 (`pmi.rs`) moves texts between the ranks. Then they exchange
 //! their addresses (`exchange.rs`), and need no list of nodes.
 //!
 //! The submodules get a function that looks up variables.
@@ -28,25 +28,28 @@ use std::str::FromStr;
 use crate::address::{Address, EndpointId, NodeId};
 use crate::environment::variable;
 
+mod allocation;
 mod dipole;
 mod error;
 mod exchange;
 mod flux;
 mod hostlist;
 mod kubernetes;
+mod lsf;
 mod mpi;
+mod pbs;
 mod peers;
 mod placement;
 mod pmi;
 mod service;
 mod slurm;
 
+pub use allocation::{Allocation, Starter};
 pub use dipole::write_ranks;
 pub use error::{JobError, Launcher};
 pub use exchange::is_internal_interface;
 pub use placement::RankPlacement;
 pub use service::ServiceError;
-pub use slurm::Allocation;
 
 /// Maximum number of ranks of a job.
 pub const MAX_RANKS: u32 = 65_536;
@@ -87,7 +90,11 @@ enum Nodes {
     /// Only their names are known; the first is node 1.
     Names(peers::NodeNames),
     /// The ranks have exchanged their addresses; the first is node 1.
-    Exchanged(crate::hosts::Hosts),
+    Exchanged {
+        hosts: crate::hosts::Hosts,
+        /// Number of the job's directory.
+        directory: u64,
+    },
 }
 
 impl Job {
@@ -149,12 +156,25 @@ impl Job {
         (size > 1 && !mpi::has_several_ranks_of_open_mpi(&variable)).then_some(size)
     }
 
-    /// The nodes of the Slurm allocation that this process may start programs on, if it is in one.
+    /// The nodes that Slurm, Flux, PBS or LSF has allocated to this batch script or shell, on which it
+    /// may start programs; `None` outside an allocation.
     ///
     /// # Errors
-    /// Slurm's variables are wrong, or the name of a node is unknown.
+    /// The scheduler's variables are wrong, or the name of a node is unknown.
     pub fn allocation() -> Result<Option<Allocation>, JobError> {
-        slurm::allocation(&variable)
+        let get: Lookup<'_> = &variable;
+        // A Flux instance may run inside the allocation of another scheduler.
+        let mut listed = flux::allocation(get)?;
+        if listed.is_none() {
+            listed = slurm::allocation(get)?;
+        }
+        if listed.is_none() {
+            listed = pbs::allocation(get)?;
+        }
+        if listed.is_none() {
+            listed = lsf::allocation(get)?;
+        }
+        listed.map(allocation::resolved).transpose()
     }
 
     /// The main endpoint of this process.

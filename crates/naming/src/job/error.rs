@@ -11,6 +11,8 @@ pub enum Launcher {
     Slurm,
     /// `mpirun` or `mpiexec`.
     Mpi,
+    /// An instance of Flux.
+    Flux,
     /// A pod of an indexed Kubernetes job.
     Kubernetes,
 }
@@ -20,6 +22,7 @@ impl fmt::Display for Launcher {
         f.write_str(match self {
             Launcher::Slurm => "Slurm",
             Launcher::Mpi => "mpirun",
+            Launcher::Flux => "Flux",
             Launcher::Kubernetes => "an indexed Kubernetes job",
         })
     }

@@ -1,4 +1,4 @@
-//! The ranks of a job publish their addresses through their launcher, and learn those of the others.
+//! Ranks publish their addresses through their launcher, and read those of the others.
 //!
 //! Each rank publishes a [`Card`]: its node, the node's name, a free port for the directory and the
 //! addresses of this machine. From the cards all ranks derive the same list of nodes and the same
@@ -10,7 +10,6 @@
 use std::collections::HashMap;
 use std::fs;
 use std::net::{IpAddr, UdpSocket};
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -44,7 +43,10 @@ const PORT_ATTEMPTS: u16 = 200;
 /// The nodes of a job, as all its ranks have published them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Outcome {
+    /// Number of the job, and of its directory.
     id: u64,
+    /// How many programs this rank has started before.
+    programs_before: u32,
     rank: u32,
     /// Node of every rank.
     placed: Vec<NodeId>,
@@ -54,9 +56,19 @@ struct Outcome {
 
 impl Outcome {
     fn launched(self) -> Launched {
+        // Processes of an earlier program may still run on other nodes, and must not get messages of
+        // this one.
+        let id = match self.programs_before {
+            0 => self.id,
+            before => mixed(self.id.wrapping_add(u64::from(before))),
+        };
+        let exchanged = |hosts| Nodes::Exchanged {
+            hosts,
+            directory: self.id,
+        };
         Launched {
-            job: Job::launched(self.id, self.rank, self.placed),
-            nodes: self.hosts.map_or(Nodes::Here, Nodes::Exchanged),
+            job: Job::launched(id, self.rank, self.placed),
+            nodes: self.hosts.map_or(Nodes::Here, exchanged),
         }
     }
 }
@@ -64,21 +76,26 @@ impl Outcome {
 /// The outcome in this process, which can exchange addresses only once.
 static OUTCOME: OnceLock<Result<Outcome, JobError>> = OnceLock::new();
 
-/// The job of this rank, whose nodes the ranks exchange through the launcher.
-pub(super) fn job(get: Lookup<'_>, rank: u32, size: u32) -> Result<Launched, JobError> {
-    let outcome = OUTCOME.get_or_init(|| once(get, rank, size));
+/// The job of this rank, whose nodes the ranks exchange through the launcher. `given` is the rank and
+/// the number of ranks, unless the server that the rank connects to sends them.
+pub(super) fn job(get: Lookup<'_>, given: Option<(u32, u32)>) -> Result<Launched, JobError> {
+    let outcome = OUTCOME.get_or_init(|| once(get, given));
     outcome.clone().map(Outcome::launched)
 }
 
-/// Exchanges addresses, or reads what an earlier program of this rank has saved.
-fn once(get: Lookup<'_>, rank: u32, size: u32) -> Result<Outcome, JobError> {
-    let inherited = pmi::inherited(get)?;
+/// Exchanges addresses, or reads the outcome that an earlier program of this rank has saved.
+fn once(get: Lookup<'_>, given: Option<(u32, u32)>) -> Result<Outcome, JobError> {
+    const LIMITS: Timeouts = pmi::TIMEOUTS;
+    let inherited = pmi::inherited(get)?.filter(|_| given.is_some());
     let own_user_dir = user_dir();
     let saved = saved::Place::of(&own_user_dir, inherited.as_ref());
-    if let Some(outcome) = saved.load(rank, size) {
+    if let Some(outcome) = given.and_then(|(rank, size)| saved.load(rank, size)) {
         return Ok(outcome);
     }
-    let mut client = client(get, inherited)?;
+    let (mut client, rank, size) = match (inherited, given) {
+        (Some(socket), Some((rank, size))) => (Client::start_over(socket, LIMITS)?, rank, size),
+        _ => Client::connect(get, LIMITS)?,
+    };
     let id = given_id(get)?.unwrap_or_else(|| id_from_name(client.job_name()));
     let job_dir = job_dir(&own_user_dir, id)?;
     // Processes with the same registry and network are on the same node.
@@ -94,6 +111,7 @@ fn once(get: Lookup<'_>, rank: u32, size: u32) -> Result<Outcome, JobError> {
     let (placed, hosts) = exchange(&mut client, rank, size, &mut own)?;
     let outcome = Outcome {
         id,
+        programs_before: 0,
         rank,
         placed,
         hosts,
@@ -101,14 +119,6 @@ fn once(get: Lookup<'_>, rank: u32, size: u32) -> Result<Outcome, JobError> {
     client.finish()?;
     saved.store(&job_dir, &outcome);
     Ok(outcome)
-}
-
-fn client(get: Lookup<'_>, inherited: Option<OwnedFd>) -> Result<Client, JobError> {
-    const LIMITS: Timeouts = pmi::TIMEOUTS;
-    match inherited {
-        Some(socket) => Client::start_over(socket, LIMITS).map_err(JobError::Service),
-        None => Client::connect(get, LIMITS),
-    }
 }
 
 /// The job's directory, which all its programs on this node use.

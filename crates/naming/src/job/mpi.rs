@@ -9,6 +9,7 @@
 use rustix::process::{getpid, getsid};
 
 use super::peers::{hosts_file, is_own};
+use super::pmi::{is_offered, is_port_offered};
 use super::{
     HYDRA_CONTROL, Job, JobError, Launched, Launcher, Lookup, MAX_RANKS, Nodes, Services, given_id,
     id_from_name, number, required_number,
@@ -55,7 +56,7 @@ const JOB_NAMES: [&str; 3] = [
 /// manager sets them.
 pub(super) fn is_innermost(get: Lookup<'_>) -> bool {
     get(OPEN_MPI.rank).is_some()
-        || (get(HYDRA.rank).is_some()
+        || ((get(HYDRA.rank).is_some() || is_port_offered(get))
             && [HYDRA.local_rank, HYDRA_CONTROL]
                 .iter()
                 .any(|variable| get(variable).is_some()))
@@ -71,6 +72,7 @@ pub(super) fn is_here(get: Lookup<'_>) -> bool {
     [OPEN_MPI.rank, HYDRA.rank, PMIX.rank]
         .iter()
         .any(|variable| get(variable).is_some())
+        || is_port_offered(get)
 }
 
 /// Rank and number of ranks, if they are valid.
@@ -87,6 +89,10 @@ pub(super) fn job(get: Lookup<'_>, services: Services) -> Result<Launched, JobEr
         .into_iter()
         .find(|variables| get(variables.rank).is_some())
         .unwrap_or(PMIX);
+    let has_no_rank = get(variables.rank).is_none() && is_port_offered(get);
+    if has_no_rank && uses_pmi(get, services) && get("DIPOLE_HOSTS").is_none() {
+        return super::exchange::job(get, None);
+    }
     let advice = "pass it on with the launcher's option for variables (-x NAME=VALUE, \
                   -genv NAME VALUE), or use `dipole run`";
     let size = required_number(get, mpi, variables.size, (1, MAX_RANKS), advice)?;
@@ -107,7 +113,7 @@ pub(super) fn job(get: Lookup<'_>, services: Services) -> Result<Launched, JobEr
     let is_here = local_size == Some(size);
     let is_pmi = variables.rank == HYDRA.rank;
     if is_pmi && !is_here && hosts.is_none() && uses_pmi(get, services) {
-        return super::exchange::job(get, rank, size);
+        return super::exchange::job(get, Some((rank, size)));
     }
     let id = match given_id(get)? {
         Some(id) => id,
@@ -155,7 +161,7 @@ pub(super) fn job(get: Lookup<'_>, services: Services) -> Result<Launched, JobEr
 /// True if the ranks exchange their addresses through the launcher. An MPI library in this process
 /// uses the connection itself.
 pub(super) fn uses_pmi(get: Lookup<'_>, services: Services) -> bool {
-    services == Services::Use && super::pmi::is_offered(get) && !has_mpi_library()
+    services == Services::Use && is_offered(get) && !has_mpi_library()
 }
 
 /// True if the library of MPICH or of one of its relatives is loaded.

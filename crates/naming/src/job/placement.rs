@@ -28,7 +28,7 @@ impl RankPlacement {
                 let runtime_dir = runtime_dir(launched.job.id, get)?;
                 (Some(names.resolve()?), runtime_dir)
             }
-            Nodes::Exchanged(hosts) => (Some(hosts), runtime_dir(launched.job.id, get)?),
+            Nodes::Exchanged { hosts, directory } => (Some(hosts), runtime_dir(directory, get)?),
         };
         Ok(RankPlacement {
             node,

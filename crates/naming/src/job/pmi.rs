@@ -53,7 +53,12 @@ pub(super) const TIMEOUTS: Timeouts = Timeouts {
 
 /// True if the launcher offers the service.
 pub(super) fn is_offered(get: Lookup<'_>) -> bool {
-    get(FD).is_some() || get(PORT).is_some()
+    get(FD).is_some() || is_port_offered(get)
+}
+
+/// True if ranks connect at a port, and receive their rank there.
+pub(super) fn is_port_offered(get: Lookup<'_>) -> bool {
+    get(PORT).is_some() && get(ID).is_some()
 }
 
 /// The launcher's connection, copied from its descriptor.
@@ -83,8 +88,11 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Connects at the port in `PMI_PORT`.
-    pub(super) fn connect(get: Lookup<'_>, timeouts: Timeouts) -> Result<Client, JobError> {
+    /// Connects at the port in `PMI_PORT`; returns rank and number of ranks as well.
+    pub(super) fn connect(
+        get: Lookup<'_>,
+        timeouts: Timeouts,
+    ) -> Result<(Client, u32, u32), JobError> {
         let at = get(PORT).unwrap_or_default();
         let advice = "the launcher sets both or none";
         let id: u32 = required_number(get, Launcher::Mpi, ID, (0, MAX_RANKS - 1), advice)?;
@@ -95,9 +103,9 @@ impl Client {
         };
         let socket = connected(&at, timeouts.reply).map_err(unreachable)?;
         let mut client = Client::unused(socket.into(), timeouts);
-        client.identify(id)?;
+        let (rank, size) = client.identify(id)?;
         client.start()?;
-        Ok(client)
+        Ok((client, rank, size))
     }
 
     /// Begins to use a connection that the launcher has made.
@@ -117,34 +125,51 @@ impl Client {
         }
     }
 
-    /// Tells the server which rank has connected; it answers with lines that set variables.
-    fn identify(&mut self, id: u32) -> Result<(), ServiceError> {
+    /// Sends the number that the launcher has given this rank. The server answers with lines that set
+    /// variables: the rank and the number of ranks are returned.
+    fn identify(&mut self, id: u32) -> Result<(u32, u32), ServiceError> {
         const REQUEST: &str = "initack";
+        const EXPECTED: &str = "cmd=set with size, rank and debug";
         let deadline = Instant::now() + self.timeouts.reply;
         self.send_line(REQUEST, &format!("cmd=initack pmiid={id}"))?;
         self.receive(REQUEST, "initack", deadline)?;
-        for name in ["size", "rank", "debug"] {
+        let mut numbers = [0_u32; 3];
+        for (number, name) in numbers.iter_mut().zip(["size", "rank", "debug"]) {
             let reply = self.receive(REQUEST, "set", deadline)?;
-            if reply.field(name).is_none() {
-                return Err(reply.unexpected(REQUEST, "cmd=set with size, rank and debug"));
+            let found = reply.field(name).and_then(|found| found.parse().ok());
+            *number = found.ok_or_else(|| reply.unexpected(REQUEST, EXPECTED))?;
+            let is_valid = match name {
+                "size" => (1..=MAX_RANKS).contains(number),
+                _ => true,
+            };
+            if !is_valid {
+                return Err(reply.unexpected(REQUEST, "a number of ranks"));
             }
         }
-        Ok(())
+        let [size, rank, _] = numbers;
+        match rank < size {
+            true => Ok((rank, size)),
+            false => Err(ServiceError::Unexpected {
+                request: REQUEST,
+                line: format!("rank={rank} and size={size}"),
+                expected: "a rank below the size",
+            }),
+        }
     }
 
     fn start(&mut self) -> Result<(), ServiceError> {
         let init = "cmd=init pmi_version=1 pmi_subversion=1";
-        let reply = self.ask("init", init, "response_to_init")?;
+        let reply = self.request("init", init, "response_to_init")?;
         reply.check_success("init")?;
         if reply.field("pmi_version").is_some_and(|it| it != "1") {
             return Err(reply.unexpected("init", "pmi_version=1"));
         }
-        let reply = self.ask("get_maxes", "cmd=get_maxes", "maxes")?;
+        let reply = self.request("get_maxes", "cmd=get_maxes", "maxes")?;
         let max = reply.field("vallen_max").and_then(|max| max.parse().ok());
         let max = max.filter(|max| *max > MIN_VALUE_BYTES);
         let expected = "vallen_max= with more than 128 bytes";
         let max: usize = max.ok_or_else(|| reply.unexpected("get_maxes", expected))?;
-        let reply = self.ask("get_my_kvsname", "cmd=get_my_kvsname", "my_kvsname")?;
+        let reply = self.request("get_my_kvsname", "cmd=get_my_kvsname", "my_kvsname")?;
         reply.check_success("get_my_kvsname")?;
         let store = reply.field("kvsname").filter(|name| !name.is_empty());
         let store = store.ok_or_else(|| reply.unexpected("get_my_kvsname", "kvsname="))?;
@@ -156,7 +181,7 @@ impl Client {
     }
 
     /// Sends a request and receives the reply with this command.
-    fn ask(
+    fn request(
         &mut self,
         request: &'static str,
         line: &str,
@@ -231,7 +256,7 @@ impl Client {
         }
     }
 
-    /// Receives what arrives within this time.
+    /// Receives bytes that arrive within this time.
     fn fill(&mut self, request: &'static str, left: Duration) -> Result<(), ServiceError> {
         let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
         let limit = Timespec::try_from(left).ok();
@@ -265,7 +290,7 @@ impl Exchange for Client {
     fn put(&mut self, round: u32, rank: u32, value: &str) -> Result<(), ServiceError> {
         let (store, key) = (&self.store, key(round, rank));
         let line = format!("cmd=put kvsname={store} key={key} value={value}");
-        let reply = self.ask("put", &line, "put_result")?;
+        let reply = self.request("put", &line, "put_result")?;
         reply.check_success("put")
     }
 
@@ -290,7 +315,7 @@ impl Exchange for Client {
     fn get(&mut self, round: u32, rank: u32) -> Result<String, ServiceError> {
         let (store, key) = (&self.store, key(round, rank));
         let line = format!("cmd=get kvsname={store} key={key}");
-        let reply = self.ask("get", &line, "get_result")?;
+        let reply = self.request("get", &line, "get_result")?;
         reply.check_success("get")?;
         let value = reply.field("value");
         let value = value.ok_or_else(|| reply.unexpected("get", "value="))?;
@@ -298,7 +323,7 @@ impl Exchange for Client {
     }
 
     fn finish(&mut self) -> Result<(), ServiceError> {
-        self.ask("finalize", "cmd=finalize", "finalize_ack")
+        self.request("finalize", "cmd=finalize", "finalize_ack")
             .map(drop)
     }
 }

@@ -3,8 +3,7 @@
 //! The variables of the step take precedence over those of the job, because a step may use only
 //! some of the job's nodes. A batch script and an interactive shell are steps too, but not tasks.
 
-use std::time::Duration;
-
+use super::allocation::{FIRST_PORT, Listed, NAME_TIMEOUT, PORTS, PORTS_PER_JOB, Starter};
 use super::hostlist::{self, MAX_NAMES};
 use super::mpi::{rank_and_size, uses_pmi};
 use super::peers::NodeNames;
@@ -18,14 +17,6 @@ use crate::hosts::{Host, Hosts};
 
 /// Higher step numbers are Slurm's own: the batch script, an interactive shell.
 const FIRST_OWN_STEP: u32 = 0xffff_ff00;
-/// The directory's port is one of [`PORTS`] from here on, below those that the kernel assigns
-/// dynamically.
-const FIRST_PORT: u16 = 10_000;
-const PORTS: u64 = 20_000;
-/// How long the name of a node may take to become known.
-const NAME_TIMEOUT: Duration = Duration::from_secs(10);
-/// Distance between the ports of consecutive jobs, for their steps.
-const PORTS_PER_JOB: u64 = 31;
 
 const ADVICE: &str = "start it with `srun` (and its environment: --export=ALL)";
 
@@ -42,7 +33,7 @@ pub(super) fn job(get: Lookup<'_>, services: Services) -> Result<Launched, JobEr
         && let Some((rank, size)) = rank_and_size(get)
     {
         // The ranks' own addresses need no name service and no known distribution.
-        return super::exchange::job(get, rank, size);
+        return super::exchange::job(get, Some((rank, size)));
     }
     if let Some(parts) = get("SLURM_HET_SIZE").filter(|parts| parts != "1") {
         return Err(JobError::Bad {
@@ -110,18 +101,9 @@ fn known_by_name(names: Vec<String>, own: usize, job: u32, step: u32) -> Nodes {
     })
 }
 
-/// Nodes that Slurm has allocated.
-#[derive(Debug)]
-pub struct Allocation {
-    /// The nodes, with their names and with as many slots as Slurm counts tasks, else CPUs.
-    pub hosts: Hosts,
-    /// This node, if it is one of them.
-    pub own: Option<NodeId>,
-}
-
 /// The allocation of this batch script or interactive shell; `None` outside one, and in the task of
 /// a step.
-pub(super) fn allocation(get: Lookup<'_>) -> Result<Option<Allocation>, JobError> {
+pub(super) fn allocation(get: Lookup<'_>) -> Result<Option<Listed>, JobError> {
     if is_here(get) {
         return Ok(None);
     }
@@ -132,22 +114,13 @@ pub(super) fn allocation(get: Lookup<'_>) -> Result<Option<Allocation>, JobError
     let slots = slots_per_node(get, names.len())?;
     let own = get("SLURMD_NODENAME");
     let own = own.and_then(|own| names.iter().position(|name| *name == own));
-    // All jobs of a user share a node's directory; each user's has a port of its own.
-    let uid = u64::from(rustix::process::geteuid().as_raw());
-    let resolved = NodeNames {
-        names,
+    let slots = slots
+        .into_iter()
+        .map(|slots| u32::try_from(slots).unwrap_or(u32::MAX));
+    Ok(Some(Listed {
+        nodes: names.into_iter().zip(slots).collect(),
         own,
-        port: FIRST_PORT + u16::try_from(uid * PORTS_PER_JOB % PORTS).unwrap_or_default(),
-        timeout: NAME_TIMEOUT,
-    }
-    .resolve()?;
-    let with_slots = |(host, slots): (&Host, usize)| Host {
-        slots: u32::try_from(slots).unwrap_or(u32::MAX),
-        ..host.clone()
-    };
-    Ok(Some(Allocation {
-        hosts: Hosts::of(resolved.iter().zip(slots).map(with_slots).collect()),
-        own: own.map(node_at),
+        starter: Starter::Srun,
     }))
 }
 
@@ -315,11 +288,11 @@ mod tests {
         };
         let found = allocation(&variables(&[("SLURMD_NODENAME", "127.0.0.12")]));
         let found = found.unwrap().unwrap();
-        let slots: Vec<u32> = found.hosts.iter().map(|host| host.slots).collect();
-        assert_eq!((slots, found.own), (vec![2, 2, 5], Some(NodeId(2))));
+        let slots: Vec<u32> = found.nodes.iter().map(|(_, slots)| *slots).collect();
+        assert_eq!((slots, found.own), (vec![2, 2, 5], Some(1)));
         let tasks = variables(&[("SLURM_TASKS_PER_NODE", "1(x3)")]);
         let found = allocation(&tasks).unwrap().unwrap();
-        assert!(found.hosts.iter().all(|host| host.slots == 1));
+        assert!(found.nodes.iter().all(|(_, slots)| *slots == 1));
         assert_eq!(found.own, None);
         let task = variables(&[("SLURM_PROCID", "0"), ("SLURM_STEP_ID", "0")]);
         assert!(allocation(&task).unwrap().is_none());

@@ -3,11 +3,15 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use dipole_testbed::built;
 
 use super::nodes::Nodes;
 use super::{all_to_all, assert_all_right, has_all, running};
+
+/// How long ranks on other nodes may take to end after mpiexec.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `mpiexec.hydra` on node 1 for ranks on all nodes, which it reaches by a script instead of ssh.
 fn mpiexec(nodes: &Nodes) -> Command {
@@ -88,12 +92,6 @@ fn ranks_of_hydra_choose_the_network_that_all_nodes_have() {
         bound.args(["-genv", "DIPOLE_BIND", bind]);
         log(bound);
     }
-    let mut nowhere = mpiexec(&nodes);
-    nowhere.args(["-genv", "DIPOLE_BIND", "10.7.0.0/24", "-n", "6"]);
-    let output = nowhere.arg(&program).output().unwrap();
-    assert!(!output.status.success());
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("DIPOLE_BIND is `10.7.0.0/24`"), "{said}");
 }
 
 #[test]
@@ -109,6 +107,11 @@ fn a_job_of_hydra_ends_with_a_rank_that_dies_before_its_addresses_are_known() {
     command.args(["-n", "6"]).arg(script).stdout(Stdio::null());
     let output = command.output().unwrap();
     assert!(!output.status.success());
+    // The other nodes' processes may end after mpiexec.
     let left = format!("{program} 4{}", std::process::id());
-    assert_eq!(running(&left), 0);
+    let started = Instant::now();
+    while running(&left) > 0 {
+        assert!(started.elapsed() < PATIENCE, "ranks are left");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }

@@ -2,9 +2,12 @@
 //! `mpiexec.hydra`, Flux, and the environment of an indexed Kubernetes job. Every rank checks each byte it receives. Launchers
 //! that are not installed are reported and skipped.
 
+mod allocations;
 mod flux;
 mod hydra;
+mod networks;
 mod nodes;
+mod pmi_server;
 mod slurm;
 
 use std::path::PathBuf;
@@ -29,6 +32,8 @@ fn clean(program: impl AsRef<std::ffi::OsStr>) -> Command {
         "MPI_",
         "HYD",
         "FLUX_",
+        "PBS_",
+        "LSB_",
         "JOB_COMPLETION",
     ];
     for (name, _) in std::env::vars_os() {
@@ -97,6 +102,15 @@ fn a_slurm_step_is_a_job_on_named_nodes() {
         &["-N4", "-n7", "--distribution=cyclic"],
         &["-N3", "-n8", "--distribution=plane=2"],
         &["-N2", "-n4", "--mpi=pmi2"],
+        // With PMI the ranks need not know the distribution.
+        &[
+            "-N2",
+            "-n3",
+            "--mpi=pmi2",
+            "--distribution=arbitrary",
+            "-w",
+            "n1,n1,n2",
+        ],
     ] {
         let (output, arguments) = step(arguments);
         eprintln!("srun {arguments}");
@@ -118,6 +132,12 @@ fn a_slurm_step_is_a_job_on_named_nodes() {
     for step in both {
         assert_all_right(&step.wait_with_output().unwrap(), 4);
     }
+    // A script with several programs: the launcher serves only the first one.
+    let script = cluster.folder().join("twice");
+    std::fs::write(&script, format!("{0} && {0}\n", program.display())).unwrap();
+    let mut twice = cluster.srun();
+    twice.args(["-N2", "-n4", "--mpi=pmi2", "sh"]).arg(&script);
+    assert_all_right(&twice.output().unwrap(), 4);
     // With a hosts file that uses Slurm's node names in another order.
     let hosts = cluster.folder().join("hosts-file");
     std::fs::write(

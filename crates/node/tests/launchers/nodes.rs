@@ -32,7 +32,12 @@ impl Nodes {
         let testbed = Testbed::builder().nodes(nodes).networks(networks);
         let testbed = testbed.build().expect("a testbed");
         let folder = testbed.folder();
+        let names = (1..=nodes).map(|node| format!("10.0.0.{node} n{node}\n"));
+        let names: String = std::iter::once("127.0.0.1 localhost\n".to_owned())
+            .chain(names)
+            .collect();
         for node in 1..=nodes {
+            fs::write(folder.join(format!("hosts-{node}")), &names).expect("a file");
             let user = folder.join(format!("user-{node}"));
             fs::create_dir(&user).expect("a folder");
             fs::set_permissions(&user, fs::Permissions::from_mode(0o700)).expect("its mode");
@@ -45,6 +50,7 @@ impl Nodes {
             "#!/bin/sh\nnode=$1; shift\n\
              exec ip netns exec {prefix}$node unshare --uts sh -c '\n\
              hostname n$0 && mkdir -p -m 0700 /tmp/dipole-0 &&\n\
+             mount --bind {at}/hosts-$0 /etc/hosts &&\n\
              mount --bind {at}/user-$0 /tmp/dipole-0 && exec \"$@\"' $node \"$@\"\n"
         );
         // Called like ssh, with options; the destination is a name or an address.
@@ -52,6 +58,7 @@ impl Nodes {
             "#!/bin/sh\nwhile case $1 in -*) true;; *) false;; esac; do shift; done\n\
              dest=${{1##*.}}; shift\nexec {at}/enter ${{dest#n}} sh -c \"$*\"\n"
         );
+        fs::create_dir(folder.join("bin")).expect("a folder");
         let script = |name: &str, text: String| {
             let path = folder.join(name);
             fs::write(&path, text).expect("a script");
@@ -68,6 +75,15 @@ impl Nodes {
 
     pub(crate) fn folder(&self) -> &Path {
         self.testbed.folder()
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.testbed.nodes()
+    }
+
+    /// The file of host names of a node.
+    pub(crate) fn etc_hosts(&self, node: u32) -> PathBuf {
+        self.folder().join(format!("hosts-{node}"))
     }
 
     /// A program on a node, without variables of Dipole and of launchers.
@@ -88,6 +104,18 @@ impl Nodes {
         fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("a script");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
         path
+    }
+
+    /// A search path with the programs that stand in for others.
+    pub(crate) fn path_with_stand_ins(&self) -> String {
+        let path = std::env::var("PATH").unwrap_or_default();
+        format!("{}/bin:{path}", self.folder().display())
+    }
+
+    /// Adds a stand-in for ssh.
+    pub(crate) fn add_ssh(&self) {
+        let ssh = self.folder().join("bin/ssh");
+        std::os::unix::fs::symlink(&self.shell, ssh).expect("a link");
     }
 
     /// Runs `ip` with these words in the namespace of a node.

@@ -1,4 +1,4 @@
-//! What a rank publishes about its node.
+//! Descriptions of nodes, as ranks publish them.
 
 use std::fmt::{self, Write};
 use std::net::IpAddr;
@@ -22,7 +22,7 @@ pub(super) struct Candidate {
     pub(super) is_routed: bool,
 }
 
-/// What a rank publishes about its node.
+/// The description of a node that a rank publishes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Card {
     /// Ranks with the same number share a registry and a network.
@@ -157,7 +157,7 @@ fn published(name: &str) -> String {
     name.chars().filter(is_plain).take(MAX_NAME_BYTES).collect()
 }
 
-/// What a rank publishes in the second round.
+/// The result that a rank publishes in the second round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     /// This address is the source of packets to the other nodes.

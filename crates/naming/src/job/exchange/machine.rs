@@ -1,4 +1,4 @@
-//! What distinguishes this machine from others, and its addresses.
+//! The identity of this machine, and its addresses.
 
 use std::fs;
 use std::path::Path;

@@ -38,14 +38,18 @@ impl Place {
         }
     }
 
-    /// What an earlier program of this rank has saved.
+    /// The outcome that an earlier program of this rank has saved. This program is counted.
     pub(super) fn load(&self, rank: u32, size: u32) -> Option<Outcome> {
         let name = self.name.as_ref()?;
         let jobs = fs::read_dir(&self.user_dir).ok()?.flatten();
         let file = jobs
             .map(|job| job.path().join(name))
             .find(|file| file.is_file())?;
-        parse(&lines::read("nodes of this job", &file).ok()?, rank, size)
+        let text = lines::read("nodes of this job", &file).ok()?;
+        let mut outcome = parse(&text, rank, size)?;
+        outcome.programs_before = outcome.programs_before.saturating_add(1);
+        self.store(file.parent()?, &outcome);
+        Some(outcome)
     }
 
     /// Saves the outcome. A failure concerns later programs only, which then report it.
@@ -63,7 +67,8 @@ impl Place {
 
 fn text(outcome: &Outcome) -> String {
     let placed = write_ranks(&outcome.placed);
-    let mut text = format!("{} {} {placed}\n", outcome.id, outcome.rank);
+    let (id, before) = (outcome.id, outcome.programs_before);
+    let mut text = format!("{id} {before} {} {placed}\n", outcome.rank);
     for host in outcome.hosts.iter().flat_map(Hosts::iter) {
         let _infallible = writeln!(text, "{}", host.line());
     }
@@ -75,6 +80,7 @@ fn parse(text: &str, rank: u32, size: u32) -> Option<Outcome> {
     let mut words = first.split(' ');
     let mut next = || words.next();
     let id = next()?.parse().ok()?;
+    let programs_before = next()?.parse().ok()?;
     if next()?.parse() != Ok(rank) {
         return None;
     }
@@ -85,6 +91,7 @@ fn parse(text: &str, rank: u32, size: u32) -> Option<Outcome> {
     };
     Some(Outcome {
         id,
+        programs_before,
         rank,
         placed,
         hosts,
@@ -111,6 +118,7 @@ mod tests {
         for hosts in [None, Some(Hosts::parse(hosts).unwrap())] {
             let outcome = Outcome {
                 id: u64::MAX,
+                programs_before: 0,
                 rank: 1,
                 placed: vec![NodeId(1), NodeId(2), NodeId(2)],
                 hosts,
@@ -118,7 +126,13 @@ mod tests {
             place.store(&job, &outcome);
             let copy = ours.try_clone().unwrap();
             let again = Place::of(folder.path(), Some(&copy));
-            assert_eq!(again.load(1, 3), Some(outcome));
+            for before in 1..3 {
+                let expected = Outcome {
+                    programs_before: before,
+                    ..outcome.clone()
+                };
+                assert_eq!(again.load(1, 3), Some(expected));
+            }
         }
         assert_eq!(place.load(0, 3), None, "another rank");
         assert_eq!(place.load(1, 4), None, "another size");

@@ -153,3 +153,19 @@ fn the_port_is_free_and_near_the_jobs_own() {
     assert_ne!(free_port(7), port);
     drop(taken);
 }
+
+#[test]
+fn a_later_program_has_other_endpoints_on_the_same_nodes() {
+    let outcome = |programs_before| Outcome {
+        id: 7,
+        programs_before,
+        rank: 0,
+        placed: vec![NodeId(1), NodeId(2)],
+        hosts: Some(Hosts::local_only(NodeId(1))),
+    };
+    let launched = [0, 1, 2].map(|before| outcome(before).launched());
+    let mut bases: Vec<_> = launched.iter().map(|one| one.job.addresses[0]).collect();
+    bases.dedup();
+    assert_eq!((bases.len(), launched[0].job.id), (3, 7));
+    assert!(launched.iter().all(|one| one.nodes == launched[0].nodes));
+}

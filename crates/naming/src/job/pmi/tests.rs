@@ -1,4 +1,4 @@
-//! The client against servers that answer, refuse, talk nonsense, stay silent or die.
+//! The client against servers that answer, refuse, send nonsense, stay silent or die.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -18,7 +18,7 @@ const LONG: Timeouts = Timeouts {
     barrier: Duration::from_secs(20),
 };
 
-/// Replies of Slurm's server; `value` is what `get` finds.
+/// Replies of Slurm's server; `get` finds `found it`.
 fn reply_to(request: &str) -> String {
     let command = request.split(' ').next().unwrap_or_default();
     match command {
@@ -34,7 +34,7 @@ fn reply_to(request: &str) -> String {
     .to_owned()
 }
 
-/// A server whose replies are those of a function. It closes the connection when there is none.
+/// A server that replies as a function does, and closes the connection when that returns `None`.
 fn server(
     mut answer: impl FnMut(&str) -> Option<String> + Send + 'static,
 ) -> (OwnedFd, JoinHandle<Vec<String>>) {
@@ -240,21 +240,40 @@ fn a_rank_connects_at_the_port_and_identifies_itself() {
         _ => None,
     };
     assert!(is_offered(&get) && inherited(&get).unwrap().is_none());
-    drop(Client::connect(&get, LONG).unwrap());
+    let (client, rank, size) = Client::connect(&get, LONG).unwrap();
+    assert_eq!((rank, size), (3, 4));
+    drop(client);
     assert_eq!(thread.join().unwrap(), "cmd=initack pmiid=3");
-    let nobody = |name: &str| match name {
+    let refused = |name: &str| match name {
         PORT => Some("127.0.0.1:1".to_owned()),
         ID => Some("3".to_owned()),
         _ => None,
     };
-    let error = Client::connect(&nobody, LONG).err().unwrap().to_string();
+    let error = Client::connect(&refused, LONG).err().unwrap().to_string();
     assert!(error.contains("PMI_PORT=127.0.0.1:1"), "{error}");
     let without_id = |name: &str| (name == PORT).then(|| at.clone());
-    let error = Client::connect(&without_id, LONG)
-        .err()
-        .unwrap()
-        .to_string();
-    assert!(error.contains("PMI_ID is not set"), "{error}");
+    assert!(!is_offered(&without_id));
+    let error = Client::connect(&without_id, LONG).err().unwrap();
+    assert!(error.to_string().contains("PMI_ID is not set"), "{error}");
+}
+
+#[test]
+fn a_rank_that_the_server_does_not_have_is_refused() {
+    for (set, wanted) in [
+        ("cmd=set size=0", "a number of ranks"),
+        ("cmd=set size=65537", "a number of ranks"),
+        ("cmd=set size=x", "size, rank and debug"),
+        ("cmd=set size=3", "a rank below the size"),
+    ] {
+        let (socket, _server) = server(move |_| {
+            Some(format!(
+                "cmd=initack\n{set}\ncmd=set rank=3\ncmd=set debug=0\n"
+            ))
+        });
+        let mut client = Client::unused(socket, LONG);
+        let error = client.identify(3).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
+    }
 }
 
 #[test]
