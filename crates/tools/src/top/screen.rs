@@ -437,7 +437,7 @@ mod tests {
             for part in shown {
                 assert!(text.contains(part), "{part} at {width} in\n{text}");
             }
-            for part in hidden {
+            if let Some(part) = hidden {
                 assert!(!processes.contains(part), "{part} at {width} in\n{text}");
             }
             for part in ["program-1", "2:1", "rank 1", "q ends"] {
