@@ -645,7 +645,7 @@ struct dp_stats {
     uint64_t units_received;
     uint64_t repeats;            /* units retransmitted */
     uint64_t explicit_acks;      /* packets with acknowledgements only */
-    uint64_t messages_delivered; /* that arrived in packets */
+    uint64_t messages_delivered; /* received, through the network or shared memory */
     uint64_t messages_refused;   /* the endpoint was not open */
     uint64_t unreliable_sent;
     uint64_t unreliable_dropped; /* on arrival, because too many were waiting */
@@ -664,6 +664,11 @@ struct dp_stats {
     uint64_t bpf_sent;           /* packets sent as raw frames */
     uint64_t bpf_socket_received; /* small packets of the bpf link from its socket */
     uint64_t bpf_socket_sent;    /* small packets of the bpf link through its socket */
+    uint64_t messages_sent;      /* without unreliable ones, like messages_delivered */
+    uint64_t message_bytes_sent; /* of these messages */
+    uint64_t message_bytes_received;
+    uint64_t waits;              /* calls that had to wait */
+    uint64_t wait_ns;            /* the sum of their waits */
 };
 
 /* Fills as much of the struct as its size allows, and sets size to that length. ENXIO if the node is

@@ -38,6 +38,9 @@ pub use load_command::{LoadArgs, load};
 #[doc(hidden)]
 pub use membership::receive_anything;
 pub use metrics::metrics;
+
+/// Version and commit of this program, as `dipole --version` prints them.
+pub const VERSION: &str = env!("SOURCE_VERSION");
 use options::{LoadOptions, NodeOptions};
 use rules::RulesError;
 pub use session::{SessionArgs, session};

@@ -4,27 +4,62 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use dipole_node::NodeId;
 use dipole_node::registry::{ProcessReport, RegistryError, report};
+use dipole_node::{GAUGES, NodeId};
 
 /// Maximum number of processes listed; the others are only counted.
 const MAX_PROCESSES: usize = 1000;
 /// Maximum length of a command in labels.
 const COMMAND_CHARS: usize = 80;
-/// Values that may decrease.
-const GAUGES: [&str; 5] = [
-    "network peers",
-    "shared-memory peers",
-    "edges",
-    "unread bytes",
-    "free frames",
-];
-
-/// The values of one metric, each with its labels.
+/// The values of one metric, each with the suffix of its name and its labels.
 struct Family {
     kind: &'static str,
     help: String,
-    values: Vec<(String, u64)>,
+    values: Vec<(&'static str, String, String)>,
+}
+
+/// All metrics by name.
+#[derive(Default)]
+struct Families(BTreeMap<String, Family>);
+
+impl Families {
+    fn add(&mut self, metric: Metric, labels: String, value: impl ToString) {
+        let Metric {
+            name,
+            suffix,
+            kind,
+            help,
+        } = metric;
+        let family = self.0.entry(name).or_insert_with(|| Family {
+            kind,
+            help,
+            values: Vec::new(),
+        });
+        family.values.push((suffix, labels, value.to_string()));
+    }
+}
+
+/// Name and kind of a metric.
+struct Metric {
+    name: String,
+    suffix: &'static str,
+    kind: &'static str,
+    help: String,
+}
+
+impl Metric {
+    fn gauge(name: &str, help: &str) -> Metric {
+        Metric::of(name, "", "gauge", help)
+    }
+
+    fn of(name: &str, suffix: &'static str, kind: &'static str, help: &str) -> Metric {
+        Metric {
+            name: name.to_owned(),
+            suffix,
+            kind,
+            help: help.to_owned(),
+        }
+    }
 }
 
 /// Counters of all live processes in a runtime directory.
@@ -53,76 +88,91 @@ pub fn metrics(runtime_dir: &Path) -> Result<String, RegistryError> {
 }
 
 fn text(found: &[(NodeId, ProcessReport)]) -> String {
-    let mut families: BTreeMap<String, Family> = BTreeMap::new();
-    let mut add = |name: &str, kind, help: &str, labels: String, value| {
-        let family = families.entry(name.to_owned()).or_insert_with(|| Family {
-            kind,
-            help: help.to_owned(),
-            values: Vec::new(),
-        });
-        family.values.push((labels, value));
-    };
-    let count = found.len() as u64;
-    add(
-        "dipole_processes",
-        "gauge",
-        "processes with a node of Dipole",
-        String::new(),
-        count,
+    let mut families = Families::default();
+    let build = format!(
+        "version=\"{}\",commit=\"{}\"",
+        env!("CARGO_PKG_VERSION"),
+        env!("SOURCE_COMMIT")
     );
-    let omitted = found.len().saturating_sub(MAX_PROCESSES) as u64;
+    let help = "version and commit of the program that serves these metrics";
+    families.add(Metric::gauge("dipole_build_info", help), build, 1);
+    let processes = Metric::gauge("dipole_processes", "processes with a node of Dipole");
+    families.add(processes, String::new(), found.len());
     let help = "processes whose counters are left out here, since there are so many";
-    add(
-        "dipole_processes_omitted",
-        "gauge",
-        help,
-        String::new(),
-        omitted,
-    );
+    let omitted = found.len().saturating_sub(MAX_PROCESSES);
+    let metric = Metric::gauge("dipole_processes_omitted", help);
+    families.add(metric, String::new(), omitted);
     for (node, report) in found.iter().take(MAX_PROCESSES) {
-        let command = report.owner.as_ref().map_or("", |owner| &owner.command);
-        let who = format!(
-            "node=\"{node}\",pid=\"{}\",command=\"{}\"",
-            report.pid().unwrap_or(0),
-            escape(command)
-        );
-        let endpoints = report.endpoints.len() as u64;
-        add(
-            "dipole_endpoints",
-            "gauge",
-            "open endpoints",
-            who.clone(),
-            endpoints,
-        );
-        let counters = report.counters.as_ref();
-        for (name, value) in counters.map_or(&[][..], |counters| &counters.values) {
-            let (key, kind) = match GAUGES.contains(&name.as_str()) {
-                true => (key(name), "gauge"),
-                false => (key(name) + "_total", "counter"),
-            };
-            add(&key, kind, name, who.clone(), *value);
-        }
-        let mut links: BTreeMap<&str, u64> = BTreeMap::new();
-        for link in &report.links {
-            *links.entry(&link.link).or_default() += 1;
-        }
-        for (link, peers) in links {
-            let labels = format!("{who},link=\"{}\"", escape(link));
-            add("dipole_peers", "gauge", "peers by link", labels, peers);
-        }
+        add_process(&mut families, *node, report);
     }
     let mut text = String::new();
-    for (name, Family { kind, help, values }) in families {
+    for (name, Family { kind, help, values }) in families.0 {
         let help = help.replace('\\', "\\\\").replace('\n', "\\n");
         let _fits = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        for (labels, value) in values {
+        for (suffix, labels, value) in values {
             let _fits = match labels.is_empty() {
-                true => writeln!(text, "{name} {value}"),
-                false => writeln!(text, "{name}{{{labels}}} {value}"),
+                true => writeln!(text, "{name}{suffix} {value}"),
+                false => writeln!(text, "{name}{suffix}{{{labels}}} {value}"),
             };
         }
     }
     text
+}
+
+fn add_process(families: &mut Families, node: NodeId, report: &ProcessReport) {
+    let command = report.owner.as_ref().map_or("", |owner| &owner.command);
+    let who = format!(
+        "node=\"{node}\",pid=\"{}\",command=\"{}\"",
+        report.pid().unwrap_or(0),
+        escape(command)
+    );
+    let endpoints = Metric::gauge("dipole_endpoints", "open endpoints");
+    families.add(endpoints, who.clone(), report.endpoints.len());
+    let counters = report.counters.as_ref();
+    for (name, value) in counters.map_or(&[][..], |counters| &counters.values) {
+        add_value(families, &who, name, *value);
+    }
+    let mut links: BTreeMap<&str, u64> = BTreeMap::new();
+    for link in &report.links {
+        *links.entry(&link.link).or_default() += 1;
+    }
+    for (link, peers) in links {
+        let labels = format!("{who},link=\"{}\"", escape(link));
+        let metric = Metric::gauge("dipole_peers", "peers by link");
+        families.add(metric, labels, peers);
+    }
+}
+
+/// Adds a value of `dipole stats`. Some become labels of a common metric.
+fn add_value(families: &mut Families, who: &str, name: &str, value: u64) {
+    let waits = |suffix| {
+        let help = "how long calls waited that did not succeed at once";
+        Metric::of("dipole_wait_seconds", suffix, "histogram", help)
+    };
+    if let Some(reason) = name.strip_prefix("dropped: ") {
+        let help = "packets, or records in them, dropped on arrival, by reason";
+        let metric = Metric::of("dipole_packets_dropped_total", "", "counter", help);
+        let labels = format!("{who},reason=\"{}\"", escape(reason));
+        families.add(metric, labels, value);
+    } else if let Some(limit) = name.strip_prefix("waits up to: ") {
+        let limit = escape(limit.trim_end_matches(" s"));
+        families.add(waits("_bucket"), format!("{who},le=\"{limit}\""), value);
+    } else if name == "waits" {
+        families.add(waits("_count"), who.to_owned(), value);
+    } else if name == "wait nanoseconds" {
+        let (seconds, rest) = (value / 1_000_000_000, value % 1_000_000_000);
+        let sum = format!("{seconds}.{rest:09}");
+        families.add(waits("_sum"), who.to_owned(), sum);
+    } else if name == "start time in seconds" {
+        let help = "when the process opened its node, in seconds since 1970";
+        let metric = Metric::gauge("dipole_start_time_seconds", help);
+        families.add(metric, who.to_owned(), value);
+    } else if GAUGES.contains(&name) {
+        families.add(Metric::gauge(&key(name), name), who.to_owned(), value);
+    } else {
+        let metric = Metric::of(&(key(name) + "_total"), "", "counter", name);
+        families.add(metric, who.to_owned(), value);
+    }
 }
 
 /// Converts the name of a counter to a valid metric name.
@@ -181,8 +231,11 @@ mod tests {
                 assert!(family.chars().all(legal), "{line}");
             } else if !line.starts_with("# HELP ") {
                 let (before, value) = line.rsplit_once(' ').expect("a value");
-                value.parse::<u64>().expect("a number");
+                value.parse::<f64>().expect("a number");
                 let labels = before.strip_prefix(family).expect("of its family");
+                let suffixes = ["_bucket", "_sum", "_count"];
+                let suffix = suffixes.iter().find_map(|it| labels.strip_prefix(it));
+                let labels = suffix.unwrap_or(labels);
                 assert!(
                     labels.is_empty() || labels.starts_with('{') && labels.ends_with("\"}"),
                     "{line}"
@@ -207,7 +260,7 @@ mod tests {
             "# TYPE dipole_units_repeated_total counter",
             "dipole_units_repeated_total{node=\"1\",pid=\"7\",command=\"\"} 3",
             "dipole_units_repeated_total{node=\"1\",pid=\"8\",command=\"\"} 4",
-            "dipole_dropped_forged_total{node=\"1\",pid=\"7\",command=\"\"} 1",
+            "dipole_packets_dropped_total{node=\"1\",pid=\"7\",command=\"\",reason=\"forged\"} 1",
             "# TYPE dipole_edges gauge",
         ] {
             assert!(text.lines().any(|known| known == line), "{line} in {text}");

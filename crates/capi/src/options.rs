@@ -119,7 +119,7 @@ pub struct Stats {
     pub repeats: u64,
     /// Packets that carried only acknowledgements.
     pub explicit_acks: u64,
-    /// Messages that arrived in packets.
+    /// Messages received, through the network or shared memory.
     pub messages_delivered: u64,
     /// Messages refused because their endpoint was not open.
     pub messages_refused: u64,
@@ -157,6 +157,16 @@ pub struct Stats {
     pub bpf_socket_received: u64,
     /// Small packets that the bpf link sent through its socket.
     pub bpf_socket_sent: u64,
+    /// Messages sent, through the network or shared memory.
+    pub messages_sent: u64,
+    /// Bytes of the messages sent.
+    pub message_bytes_sent: u64,
+    /// Bytes of the messages received.
+    pub message_bytes_received: u64,
+    /// Calls that waited.
+    pub waits: u64,
+    /// Sum of their waits in nanoseconds.
+    pub wait_ns: u64,
 }
 
 // SAFETY: integers of one size, a usize first (this library is for 64-bit machines).

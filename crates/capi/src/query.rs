@@ -135,6 +135,11 @@ pub unsafe extern "C" fn dp_stats(stats: *mut Stats) -> c_int {
             bpf_sent: bpf.raw + bpf.raw_bulk,
             bpf_socket_received: bpf.from_socket,
             bpf_socket_sent: bpf.socket + bpf.joined,
+            messages_sent: protocol.messages_sent,
+            message_bytes_sent: protocol.message_bytes_sent,
+            message_bytes_received: protocol.message_bytes_delivered,
+            waits: stats_now.waits.total(),
+            wait_ns: stats_now.waits.total_ns(),
             ..Stats::EMPTY
         };
         // SAFETY: the caller guarantees this by contract.

@@ -244,7 +244,12 @@ fn layouts() -> String {
             bpf_received,
             bpf_sent,
             bpf_socket_received,
-            bpf_socket_sent
+            bpf_socket_sent,
+            messages_sent,
+            message_bytes_sent,
+            message_bytes_received,
+            waits,
+            wait_ns
         ]
     );
     text

@@ -260,13 +260,13 @@ impl<S: Stepper> Driver<S> {
             self.leave(state);
             return Ok(result);
         }
-        let now = self.clock.now();
+        let begun = self.clock.now();
         if until != Timeout::Zero {
             state.progress.enter();
         }
         let mut waiter = None;
         let wait = Wait { until, keys, what };
-        let (mut state, now, result) = self.wait_on(state, now, &wait, &mut waiter, condition);
+        let (mut state, now, result) = self.wait_on(state, begun, &wait, &mut waiter, condition);
         if let Some(id) = waiter {
             state.waiters.leave(id);
             let recording = !state.waiters.is_empty();
@@ -275,6 +275,7 @@ impl<S: Stepper> Driver<S> {
         if until != Timeout::Zero {
             self.contention.on_waited(waiter.is_some());
             state.progress.leave(now);
+            state.stepper.waited(now.since(begun));
         }
         self.leave(state);
         result

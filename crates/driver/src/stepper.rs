@@ -95,6 +95,10 @@ pub trait Stepper {
         false
     }
 
+    /// Called at the end of a wait that did not succeed at once.
+    #[inline]
+    fn waited(&mut self, _duration_ns: u64) {}
+
     /// Called when a thread has waited for seconds.
     fn waited_long(&mut self, now: Instant);
 }

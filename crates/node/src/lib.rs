@@ -51,6 +51,7 @@ mod region;
 mod report;
 mod slots;
 mod stats;
+mod waits;
 
 use dipole_naming::{address, environment, key, limits, lines, liveness};
 
@@ -91,4 +92,5 @@ pub use port::{ActivePort, PortContext};
 pub use queues::{Completion, CompletionCounts};
 pub use region::{Outcome, Region, RegionError, RegionMemory, Rights};
 pub use slots::Slots;
-pub use stats::Stats;
+pub use stats::{GAUGES, Stats, drop_reasons};
+pub use waits::Waits;

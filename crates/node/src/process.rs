@@ -4,6 +4,7 @@
 //! are stepped together.
 
 use std::io;
+use std::time::SystemTime;
 
 use dipole_driver::{Polled, Ready, Stepper, WaitKey};
 use dipole_engine::{AnyLink, Engine, Message, PortRef, QueueRef, Reader, Target};
@@ -20,6 +21,7 @@ use crate::receives::PostedReceives;
 use crate::registry::EdgeTraffic;
 use crate::slots::{Arrival, SlotRef, Slots};
 use crate::stats::Stats;
+use crate::waits::Waits;
 
 /// Everything that the driver's lock protects.
 #[derive(Debug)]
@@ -30,6 +32,9 @@ pub(crate) struct ProcessState {
     pub(crate) queues: QueueTable,
     pub(crate) ports: PortTable,
     pub(crate) receives: PostedReceives,
+    waits: Waits,
+    /// When the process opened its node, in seconds since 1970.
+    started_s: u64,
     /// Time of the last step.
     stepped_at: Instant,
     /// Value of [`activity`](Self::activity) when the counters were last published.
@@ -48,6 +53,8 @@ impl ProcessState {
             queues: QueueTable::default(),
             ports: PortTable::default(),
             receives: PostedReceives::default(),
+            waits: Waits::default(),
+            started_s: unix_seconds(),
             stepped_at: Instant(0),
             published: 0,
         }
@@ -225,6 +232,8 @@ impl ProcessState {
             local: engine.memory_stats(),
             local_peers: engine.memory_peers(),
             free_frames: engine.free_frames(),
+            waits: self.waits,
+            started_s: self.started_s,
             bpf: engine.link().bpf_stats(),
             faults: match engine.link() {
                 AnyLink::Fault(fault) => Some(fault.stats()),
@@ -272,6 +281,12 @@ impl ProcessState {
         self.queues.collect_messages(&mut self.engine);
         self.queues.collect_departures(&mut self.engine);
     }
+}
+
+/// The time in seconds since 1970.
+fn unix_seconds() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(0, |since| since.as_secs())
 }
 
 impl Stepper for ProcessState {
@@ -422,6 +437,11 @@ impl Stepper for ProcessState {
     #[inline]
     fn take_served(&mut self) -> bool {
         self.engine.take_served()
+    }
+
+    #[inline]
+    fn waited(&mut self, duration_ns: u64) {
+        self.waits.count(duration_ns);
     }
 
     fn waited_long(&mut self, now: Instant) {

@@ -4,6 +4,19 @@ use dipole_bpf::BpfStats;
 use dipole_link::shm::ShmStats;
 
 use dipole_engine::Traffic;
+use dipole_proto::DropReason;
+
+use crate::waits::Waits;
+
+/// Names of values that may decrease or do not count; all others only grow.
+pub const GAUGES: [&str; 6] = [
+    "network peers",
+    "shared-memory peers",
+    "edges",
+    "unread bytes",
+    "free frames",
+    "start time in seconds",
+];
 
 /// A snapshot of the counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,8 +41,17 @@ pub struct Stats {
     pub pool_used_bytes: u64,
     /// Number of free frames.
     pub free_frames: usize,
+    /// How long calls waited.
+    pub waits: Waits,
+    /// When the process opened its node, in seconds since 1970.
+    pub started_s: u64,
     /// Injected faults, if fault injection is on.
     pub faults: Option<dipole_link::fault::FaultStats>,
+}
+
+/// Names of the reasons for which packets are dropped.
+pub fn drop_reasons() -> impl Iterator<Item = &'static str> {
+    DropReason::ALL.into_iter().map(DropReason::name)
 }
 
 impl Stats {
@@ -47,6 +69,8 @@ impl Stats {
             target_dropped,
             pool_used_bytes,
             free_frames,
+            waits,
+            started_s,
             faults: _,
         } = *self;
         let mut values = vec![
@@ -55,7 +79,11 @@ impl Stats {
             ("edges", edges as u64),
             ("unread bytes", pool_used_bytes),
             ("free frames", free_frames as u64),
-            ("messages delivered", protocol.messages_delivered),
+            ("start time in seconds", started_s),
+            ("messages sent", protocol.messages_sent),
+            ("messages received", protocol.messages_delivered),
+            ("message bytes sent", protocol.message_bytes_sent),
+            ("message bytes received", protocol.message_bytes_delivered),
             ("messages refused", protocol.messages_refused),
             ("packets sent", traffic.packets_sent),
             ("packets received", traffic.packets_received),
@@ -74,16 +102,21 @@ impl Stats {
             ("unreliable packets sent", protocol.unreliable_sent),
             ("unreliable messages dropped", traffic.unreliable_dropped),
             ("messages dropped for slow targets", target_dropped),
+            ("waits", waits.total()),
+            ("wait nanoseconds", waits.total_ns()),
         ];
         values.extend(local.into_iter().flat_map(memory_values));
         values.extend(bpf.into_iter().flat_map(bpf_values));
         let dropped = protocol
             .drops()
             .map(|(reason, count)| (format!("dropped: {}", reason.name()), count));
+        let buckets = waits
+            .up_to()
+            .map(|(limit, count)| (format!("waits up to: {limit} s"), count));
         let values = values
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value));
-        values.chain(dropped).collect()
+        values.chain(buckets).chain(dropped).collect()
     }
 }
 

@@ -101,8 +101,14 @@ pub struct Stats {
     pub ack_requests: u64,
     /// Units acknowledged by the structure of the computation (`ack_through`).
     pub implicit_acks: u64,
+    /// Messages begun, without unreliable ones; a memory operation is a message without bytes.
+    pub messages_sent: u64,
+    /// Bytes of these messages.
+    pub message_bytes_sent: u64,
     /// Number of messages delivered.
     pub messages_delivered: u64,
+    /// Bytes of these messages.
+    pub message_bytes_delivered: u64,
     /// Messages refused because their endpoint does not exist.
     pub messages_refused: u64,
     /// Number of unreliable packets sent.
@@ -115,6 +121,26 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// Counts a message that was begun.
+    #[inline]
+    pub(crate) fn count_begun(&mut self, bytes: u64) {
+        self.messages_sent += 1;
+        self.message_bytes_sent += bytes;
+    }
+
+    /// Undoes [`count_begun`](Self::count_begun).
+    pub(crate) fn uncount_begun(&mut self, bytes: u64) {
+        self.messages_sent = self.messages_sent.saturating_sub(1);
+        self.message_bytes_sent = self.message_bytes_sent.saturating_sub(bytes);
+    }
+
+    /// Counts messages that were delivered.
+    #[inline]
+    pub(crate) fn count_delivered(&mut self, count: u64, bytes: u64) {
+        self.messages_delivered += count;
+        self.message_bytes_delivered += bytes;
+    }
+
     /// Counts a dropped packet.
     pub fn count(&mut self, reason: DropReason) {
         self.drops[reason as usize] += 1;

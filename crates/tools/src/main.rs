@@ -29,7 +29,7 @@ use tracing_subscriber::EnvFilter;
 
 /// Low-latency messages over ordinary networks.
 #[derive(Parser, Debug)]
-#[command(name = "dipole", version, propagate_version = true)]
+#[command(name = "dipole", version = dipole_agent::VERSION, propagate_version = true)]
 struct Arguments {
     /// Print JSON, one object per line, instead of text
     #[arg(long, global = true)]

@@ -6,17 +6,84 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{Row, Table};
+use comfy_table::{Cell, ContentArrangement, Row, Table};
 use serde::Serialize;
 
 /// Status that shells report for a program that SIGPIPE ended.
 pub(crate) const BROKEN_PIPE: u8 = 128 + 13;
+
+/// Fewer characters for each column of a table, with its border, are hard to read.
+const MIN_COLUMN: usize = 9;
 
 /// An empty table with these headings.
 pub(crate) fn table(headings: impl Into<Row>) -> Table {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED).set_header(headings);
     table
+}
+
+/// Columns that results may use: of the terminal, or of `COLUMNS` for other outputs; `None` without
+/// a limit.
+pub(crate) fn columns() -> Option<usize> {
+    let found: Option<usize> = match io::stdout().is_terminal() {
+        true => ratatui::crossterm::terminal::size()
+            .map(|(columns, _)| columns.into())
+            .ok(),
+        false => std::env::var("COLUMNS").ok()?.parse().ok(),
+    };
+    found.filter(|columns| *columns > 0)
+}
+
+/// A table that is at most `columns` wide: with narrower cells, or, if these would be unreadable,
+/// with one line for each cell.
+pub(crate) fn fit(table: &Table, columns: Option<usize>) -> String {
+    let text = table.to_string();
+    let Some(columns) = columns.filter(|columns| width(&text) > *columns) else {
+        return text;
+    };
+    let mut narrow = table.clone();
+    narrow.set_content_arrangement(ContentArrangement::Dynamic);
+    narrow.set_width(u16::try_from(columns).unwrap_or(u16::MAX));
+    let cells = |row: &Row| row.cell_iter().map(Cell::content).collect::<Vec<_>>();
+    let headings = table.header().map(cells).unwrap_or_default();
+    let readable = columns / headings.len().max(1) >= MIN_COLUMN;
+    let text = narrow.to_string();
+    if readable && width(&text) <= columns {
+        return text;
+    }
+    let mut lines = Vec::new();
+    for row in table.row_iter().map(cells) {
+        let named = headings.iter().zip(row);
+        lines.extend(named.map(|(heading, cell)| format!("{heading}: {cell}")));
+        lines.push(String::new());
+    }
+    wrap(&lines.join("\n"), Some(columns))
+}
+
+/// Breaks lines that are longer than `columns`, between words where that is possible.
+pub(crate) fn wrap(text: &str, columns: Option<usize>) -> String {
+    let Some(columns) = columns.filter(|columns| width(text) > *columns) else {
+        return text.to_owned();
+    };
+    let mut wrapped: Vec<String> = Vec::new();
+    for line in text.lines() {
+        let mut rest: Vec<char> = line.chars().collect();
+        while rest.len() > columns {
+            let space = rest[..=columns].iter().rposition(|c| *c == ' ');
+            // A table or an indented word stays whole at the beginning of its line.
+            let at = space.filter(|at| rest[..*at].iter().any(|c| *c != ' '));
+            let tail = rest.split_off(at.unwrap_or(columns));
+            wrapped.push(rest.iter().collect());
+            rest = tail.into_iter().skip(usize::from(at.is_some())).collect();
+        }
+        wrapped.push(rest.iter().collect());
+    }
+    wrapped.join("\n")
+}
+
+fn width(text: &str) -> usize {
+    let widths = text.lines().map(|line| line.chars().count());
+    widths.max().unwrap_or(0)
 }
 
 /// True if a stream is a terminal that shows colours, unless `NO_COLOR` is set.
@@ -118,6 +185,48 @@ impl<E: Into<Box<dyn Error>>> From<E> for Failure {
 
 #[cfg(test)]
 mod tests {
+    fn sample() -> Table {
+        let mut table = table([
+            "pid",
+            "command",
+            "messages sent",
+            "messages received",
+            "waited",
+        ]);
+        table.add_row([
+            "4711",
+            "a-program-with-a-long-name --and options",
+            "12",
+            "13",
+            "1.5",
+        ]);
+        table.add_row(["4712", "short", "1234567", "3", "0"]);
+        table
+    }
+
+    #[test]
+    fn tables_fit_40_80_and_200_columns_with_all_their_cells() {
+        for columns in [40, 60, 80, 200] {
+            let text = fit(&sample(), Some(columns));
+            assert!(width(&text) <= columns, "{columns}\n{text}");
+            for part in ["4711", "4712", "1234567", "waited", "1.5"] {
+                assert!(text.contains(part), "{part} in {columns}\n{text}");
+            }
+        }
+        assert_eq!(fit(&sample(), None), sample().to_string());
+        assert!(fit(&sample(), Some(40)).contains("messages sent: 1234567"));
+    }
+
+    #[test]
+    fn long_lines_break_between_words_and_short_ones_stay() {
+        let text = "short\n  an indented line that is longer\nunbreakable-text-of-30-characters\n";
+        let wrapped = wrap(text, Some(20));
+        let expected =
+            "short\n  an indented line\nthat is longer\nunbreakable-text-of-\n30-characters";
+        assert_eq!(wrapped, expected);
+        assert_eq!(wrap(text, Some(40)), text);
+    }
+
     use super::*;
 
     /// A failure with this kind.

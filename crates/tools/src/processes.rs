@@ -12,7 +12,7 @@ use dipole_node::registry::{LinkUse, ProcessReport, Registry, report};
 use dipole_node::{Address, EndpointId, NodeId};
 use serde::Serialize;
 
-use crate::output::{Failure, json as line, table};
+use crate::output::{Failure, columns, fit, json as line, table};
 
 /// Show counters of local processes
 ///
@@ -111,6 +111,15 @@ impl Found {
         let program = command.split(' ').next().unwrap_or(command);
         let folder = program.rfind('/').map_or(0, |slash| slash + 1);
         &command[folder..]
+    }
+
+    /// The command, and the endpoints whose numbers were chosen.
+    fn name_and_endpoints(&self) -> String {
+        let endpoints = self.chosen_endpoints().join(" ");
+        match endpoints.is_empty() {
+            true => self.name().to_owned(),
+            false => format!("{endpoints} {}", self.name()),
+        }
     }
 
     fn heading(&self) -> String {
@@ -266,14 +275,7 @@ fn chosen<'a>(
 
 fn overview(shown: &[&Found]) -> String {
     let mut table = table([
-        "pid",
-        "command",
-        "endpoints",
-        "peers",
-        "msgs",
-        "MB out",
-        "MB in",
-        "again",
+        "pid", "command", "peers", "msgs out", "msgs in", "MB out", "MB in", "repeats",
     ]);
     let short = |text: &str, most: usize| match text.chars().count() > most {
         true => text.chars().take(most - 1).chain(['…']).collect(),
@@ -281,26 +283,23 @@ fn overview(shown: &[&Found]) -> String {
     };
     #[allow(clippy::cast_precision_loss, reason = "megabytes for a reader")]
     let megabytes = |one: &Found, direction| {
-        let bytes: u64 = ["packet", "memory"]
-            .map(|carrier| one.value(&format!("{carrier} bytes {direction}")))
-            .iter()
-            .sum();
+        let bytes = one.value(&format!("message bytes {direction}"));
         format!("{:.1}", bytes as f64 / 1e6)
     };
     for one in shown {
         let peers = one.value("network peers") + one.value("shared-memory peers");
         table.add_row([
             one.report.pid().unwrap_or(0).to_string(),
-            short(one.name(), 16),
-            short(&one.chosen_endpoints().join(" "), 10),
+            short(&one.name_and_endpoints(), 11),
             peers.to_string(),
-            one.value("messages delivered").to_string(),
+            one.value("messages sent").to_string(),
+            one.value("messages received").to_string(),
             megabytes(one, "sent"),
             megabytes(one, "received"),
             one.value("units repeated").to_string(),
         ]);
     }
-    table.to_string()
+    fit(&table, columns())
 }
 
 fn stats_line(one: &Found) -> StatsLine<'_> {

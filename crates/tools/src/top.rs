@@ -15,13 +15,13 @@ use clap::Args;
 use dipole_naming::environment::default_runtime_dir;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 
-use crate::output::{Failure, json as line, table};
+use crate::output::{Failure, columns, fit, json as line, table};
 use sample::{Now, Sampler};
 use screen::{Order, View};
 
 /// Show local processes live
 ///
-/// Messages and bytes per second of each process, retransmissions, and how it reaches its peers; below,
+/// Messages and bytes per second of each process in both directions, retransmissions, and how it reaches its peers; below,
 /// the edges of the selected process with their traffic. If an agent runs, also the load of all nodes
 /// (see `dipole load`). With --trace also the supersteps of a program that runs with DIPOLE_TRACE. Keys:
 /// arrows select a process, s sorts by another column, p pauses, q quits.
@@ -132,31 +132,31 @@ fn print(now: &Now, json: bool, out: &mut dyn Write) -> Result<ExitCode, Failure
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let mut rows = table(screen::COLUMNS);
+    let mut rows = table(screen::headings(&screen::COLUMNS));
     let mut sorted = now.clone();
     Order::default().sort(&mut sorted);
     for process in &sorted.processes {
         rows.add_row(screen::cells(process));
     }
-    writeln!(out, "{rows}")?;
-    let mut edges = table(screen::EDGE_COLUMNS);
+    writeln!(out, "{}", fit(&rows, columns()))?;
+    let mut edges = table(screen::headings(&screen::EDGE_COLUMNS));
     for edge in sorted.processes.iter().flat_map(|process| &process.edges) {
         edges.add_row(screen::edge_cells(edge));
     }
-    writeln!(out, "{edges}")?;
+    writeln!(out, "{}", fit(&edges, columns()))?;
     if !now.ranks.is_empty() {
-        let mut ranks = table(screen::RANK_COLUMNS);
+        let mut ranks = table(screen::headings(&screen::RANK_COLUMNS));
         for rank in &now.ranks {
             ranks.add_row(screen::rank_cells(rank));
         }
-        writeln!(out, "{ranks}")?;
+        writeln!(out, "{}", fit(&ranks, columns()))?;
     }
     if !now.nodes.is_empty() {
-        let mut nodes = table(screen::NODE_COLUMNS);
+        let mut nodes = table(screen::headings(&screen::NODE_COLUMNS));
         for node in &now.nodes {
             nodes.add_row(screen::node_cells(node));
         }
-        writeln!(out, "{nodes}")?;
+        writeln!(out, "{}", fit(&nodes, columns()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -25,7 +25,7 @@ use clap::Args;
 use dipole_bsp::trace::Clocks;
 use dipole_trace::waits::WaitFile;
 
-use crate::output::{Failure, json as line, table};
+use crate::output::{Failure, columns, fit, json as line, table, wrap};
 pub(crate) use files::load;
 pub(crate) use page::{body, facts};
 pub(crate) use run::{Run, Superstep, float};
@@ -99,7 +99,7 @@ pub(crate) fn execute(
     }
     match json {
         true => writeln!(out, "{}", line(&summary))?,
-        false => print(&summary, out)?,
+        false => fitted(out, |text| print(&summary, text))?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -124,13 +124,25 @@ fn tell_waits(
     let waits = waits::summarise(files);
     match json {
         true => writeln!(out, "{}", line(&waits))?,
-        false => waits::print(&waits, out)?,
+        false => fitted(out, |text| waits::print(&waits, text))?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 pub(crate) fn cannot_write(path: &Path, cause: &std::io::Error) -> Failure {
     format!("cannot write {}: {cause}", path.display()).into()
+}
+
+/// Prints a report whose lines are no longer than the terminal is wide.
+fn fitted(
+    out: &mut dyn Write,
+    print: impl FnOnce(&mut dyn Write) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut text = Vec::new();
+    print(&mut text)?;
+    let text = String::from_utf8_lossy(&text);
+    writeln!(out, "{}", wrap(text.trim_end_matches('\n'), columns()))?;
+    Ok(())
 }
 
 fn print(summary: &Summary, out: &mut dyn Write) -> Result<(), Failure> {
@@ -156,7 +168,7 @@ fn print(summary: &Summary, out: &mut dyn Write) -> Result<(), Failure> {
         "comm ms",
         "h kB",
         "mean kB",
-        "again",
+        "repeats",
     ]);
     for call in &summary.calls {
         rows.add_row([
@@ -170,7 +182,7 @@ fn print(summary: &Summary, out: &mut dyn Write) -> Result<(), Failure> {
             call.repeats.to_string(),
         ]);
     }
-    writeln!(out, "{rows}")?;
+    writeln!(out, "{}", fit(&rows, columns()))?;
     for call in &summary.calls {
         for reason in &call.reasons {
             writeln!(out, "{}: {reason}", call.call)?;
@@ -218,6 +230,7 @@ fn tree(summary: &Summary, out: &mut dyn Write) -> Result<(), Failure> {
             format!("{:.0} %", 100.0 * node.used()),
         ]);
     }
+    let rows = fit(&rows, columns());
     writeln!(out, "{rows}\nhottest path: {}", summary.hottest)?;
     Ok(())
 }

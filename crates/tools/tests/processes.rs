@@ -111,7 +111,7 @@ fn counters_are_shown_for_running_hung_and_dead_processes() {
     assert_eq!(told["endpoints"][0], "1:7");
     let said = eventually(&mut dipole(&testbed, &["stats", &pid]), |_| true);
     assert!(said.contains("dipole recv 7, endpoint 1:7"), "{said}");
-    assert!(said.contains("  messages delivered"), "{said}");
+    assert!(said.contains("  messages received"), "{said}");
     assert!(!said.contains("dropped: forged"), "zero: {said}");
     let said = eventually(&mut dipole(&testbed, &["stats"]), |_| true);
     assert!(

@@ -64,6 +64,8 @@ fn charge_for(total: u64, operation: bool) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Completed {
     pub(crate) sequence: u64,
+    /// Bytes of the message; 0 for an operation.
+    pub(crate) bytes: u64,
     pub(crate) discard: bool,
 }
 
@@ -301,6 +303,7 @@ impl EdgeIn {
         }
         let completed = Completed {
             sequence: self.next,
+            bytes: if front.operation { 0 } else { front.total },
             discard: front.discard,
         };
         if completed.discard {

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use super::incoming::{self, EdgeIn, Place};
 use super::{Channel, MAX_EDGES, MAX_STRAYS, MessagePiece, Notice, Placed, Urgency};
-use crate::config::charge;
+use crate::config::{MESSAGE_OVERHEAD_BYTES, charge};
 use crate::event::{EdgeId, Event};
 use crate::holes::widen;
 use crate::shared::Shared;
@@ -149,7 +149,7 @@ impl Channel {
         }
         let before = incoming.committed();
         incoming.take_read(charge);
-        shared.stats.messages_delivered += 1;
+        shared.stats.count_delivered(1, total);
         shared.committed = shared.committed + incoming.committed() - before;
         Some(match incoming.may_regrant() {
             true => self.regrant(edge.index, now, shared),
@@ -249,7 +249,8 @@ impl Channel {
             self.on_oversize_begun(index, shared);
         }
         if place == Ok(Place::Deliver) {
-            shared.stats.messages_delivered += 1;
+            let bytes = if piece.operation { 0 } else { piece.total };
+            shared.stats.count_delivered(1, bytes);
             return (Placed::Deliver, Urgency::None);
         }
         let decision = Decision { place, refusal };
@@ -404,7 +405,7 @@ impl Channel {
         let key = edge.key();
         while let Some(message) = edge.pop_complete() {
             if !message.discard {
-                shared.stats.messages_delivered += 1;
+                shared.stats.count_delivered(1, message.bytes);
                 shared.event(Event::Complete {
                     edge: id,
                     source: key.source,
@@ -579,7 +580,10 @@ fn is_known_open(edge: &EdgeIn, shared: &Shared) -> bool {
 #[inline]
 fn count_accepted(count: u32, charge: u64, shared: &mut Shared) {
     shared.pool.take(charge);
-    shared.stats.messages_delivered += u64::from(count);
+    let overhead = u64::from(count) * MESSAGE_OVERHEAD_BYTES;
+    shared
+        .stats
+        .count_delivered(count.into(), charge.saturating_sub(overhead));
 }
 
 /// Why this message must be refused, if it must. The endpoint table is queried only after a

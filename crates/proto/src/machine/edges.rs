@@ -103,12 +103,17 @@ impl Machine {
                 if !begun.is_ok_and(|begun| begun.is_first) {
                     self.wake_pipe(edge.peer);
                 }
+                if begun.is_ok() {
+                    self.shared.stats.count_begun(total);
+                }
                 return begun;
             }
             None => return Err(BeginError::Gone),
         };
-        if let Err(BeginError::NoCredit { .. }) = begun {
-            self.reschedule(edge.peer);
+        match begun {
+            Ok(_) => self.shared.stats.count_begun(total),
+            Err(BeginError::NoCredit { .. }) => self.reschedule(edge.peer),
+            Err(_) => {}
         }
         begun
     }
@@ -117,6 +122,7 @@ impl Machine {
     pub fn retract(&mut self, edge: EdgeId, total: u64) {
         if let Some(peer) = self.peers.get_mut(edge.peer) {
             peer.channel_mut().retract(edge, total);
+            self.shared.stats.uncount_begun(total);
         }
     }
 

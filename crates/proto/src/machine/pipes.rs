@@ -56,7 +56,11 @@ impl Machine {
     #[inline]
     pub fn begin_whole(&mut self, edge: EdgeId, total: u64) -> Result<bool, BeginError> {
         let pipe = self.peers.pipe_mut(edge.peer).ok_or(BeginError::Gone)?;
-        match pipe.begin(edge, total) {
+        let begun = pipe.begin(edge, total);
+        if begun.is_ok() {
+            self.shared.stats.count_begun(total);
+        }
+        match begun {
             Ok(begun) if begun.is_first => Ok(true),
             begun => {
                 self.wake_pipe(edge.peer);

@@ -31,8 +31,11 @@ pub(super) struct Process {
     pub(super) command: String,
     pub(super) endpoints: Vec<String>,
     pub(super) peers: u64,
-    pub(super) messages: u64,
-    pub(super) messages_per_s: f64,
+    pub(super) messages_sent: u64,
+    pub(super) messages_received: u64,
+    pub(super) messages_out_per_s: f64,
+    pub(super) messages_in_per_s: f64,
+    /// Bytes of messages.
     pub(super) bytes_out_per_s: f64,
     pub(super) bytes_in_per_s: f64,
     pub(super) repeats_per_s: f64,
@@ -77,7 +80,8 @@ pub(super) struct Rank {
 /// Previous counters of a process.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
-    messages: u64,
+    sent: u64,
+    received: u64,
     out: u64,
     inward: u64,
     repeats: u64,
@@ -102,15 +106,11 @@ pub(super) struct Sampler {
 
 impl Counts {
     fn of(found: &Found) -> Counts {
-        let both = |direction: &str| {
-            let carriers =
-                ["packet", "memory"].map(|carrier| format!("{carrier} bytes {direction}"));
-            carriers.iter().map(|name| found.value(name)).sum()
-        };
         Counts {
-            messages: found.value("messages delivered"),
-            out: both("sent"),
-            inward: both("received"),
+            sent: found.value("messages sent"),
+            received: found.value("messages received"),
+            out: found.value("message bytes sent"),
+            inward: found.value("message bytes received"),
             repeats: found.value("units repeated"),
             ack_requests: found.value("ack requests"),
         }
@@ -170,8 +170,10 @@ impl Sampler {
                 command: one.name().to_owned(),
                 endpoints: one.chosen_endpoints(),
                 peers: one.value("network peers") + one.value("shared-memory peers"),
-                messages: now.messages,
-                messages_per_s: per_s(|counts| counts.messages),
+                messages_sent: now.sent,
+                messages_received: now.received,
+                messages_out_per_s: per_s(|counts| counts.sent),
+                messages_in_per_s: per_s(|counts| counts.received),
                 bytes_out_per_s: per_s(|counts| counts.out),
                 bytes_in_per_s: per_s(|counts| counts.inward),
                 repeats_per_s: per_s(|counts| counts.repeats),

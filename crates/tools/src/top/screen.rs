@@ -9,41 +9,80 @@ use ratatui::widgets::{Block, Paragraph, Row, Table, TableState};
 
 use super::sample::{Edge, Now, Process, Rank};
 
-pub(super) const COLUMNS: [&str; 9] = [
-    "pid",
-    "command",
-    "endpoints",
-    "peers",
-    "msg/s",
-    "MB/s out",
-    "MB/s in",
-    "again/s",
-    "unread kB",
+/// A column of a table: its heading, least width, and rank. If there is little room, columns with a
+/// low rank are shown.
+pub(super) struct Column(&'static str, u16, u16);
+
+pub(super) const COLUMNS: [Column; 10] = [
+    Column("pid", 7, 0),
+    Column("command", 10, 1),
+    Column("endpoints", 12, 8),
+    Column("peers", 5, 9),
+    Column("msg/s out", 9, 2),
+    Column("msg/s in", 8, 3),
+    Column("MB/s out", 8, 4),
+    Column("MB/s in", 7, 5),
+    Column("repeats/s", 9, 7),
+    Column("unread kB", 9, 6),
 ];
-const WIDTHS: [u16; 9] = [8, 24, 12, 6, 10, 9, 9, 8, 10];
-pub(super) const EDGE_COLUMNS: [&str; 6] = ["from", "to", "link", "messages", "msg/s", "MB/s"];
-const EDGE_WIDTHS: [u16; 6] = [16, 16, 8, 12, 10, 9];
-pub(super) const RANK_COLUMNS: [&str; 7] = [
-    "rank",
-    "host",
-    "supersteps",
-    "per s",
-    "computes",
-    "waits for",
-    "at",
+pub(super) const EDGE_COLUMNS: [Column; 6] = [
+    Column("from", 16, 3),
+    Column("to", 16, 0),
+    Column("link", 8, 5),
+    Column("messages", 12, 4),
+    Column("msg/s", 10, 1),
+    Column("MB/s", 8, 2),
 ];
-const RANK_WIDTHS: [u16; 7] = [6, 16, 11, 9, 9, 10, 24];
-pub(super) const NODE_COLUMNS: [&str; 8] = [
-    "node",
-    "load",
-    "cores",
-    "Mflop/s",
-    "idle Mflop/s",
-    "users",
-    "jobs",
-    "age s",
+pub(super) const RANK_COLUMNS: [Column; 7] = [
+    Column("rank", 6, 0),
+    Column("host", 13, 4),
+    Column("supersteps", 10, 5),
+    Column("per s", 8, 2),
+    Column("computes", 8, 1),
+    Column("waits for", 10, 3),
+    Column("at", 14, 6),
 ];
-const NODE_WIDTHS: [u16; 8] = [6, 8, 6, 9, 13, 6, 6, 8];
+pub(super) const NODE_COLUMNS: [Column; 8] = [
+    Column("node", 6, 0),
+    Column("load", 8, 1),
+    Column("cores", 6, 2),
+    Column("Mflop/s", 9, 5),
+    Column("idle Mflop/s", 13, 3),
+    Column("users", 6, 6),
+    Column("jobs", 6, 4),
+    Column("age s", 8, 7),
+];
+
+pub(super) fn headings<const N: usize>(columns: &[Column; N]) -> [&'static str; N] {
+    columns.each_ref().map(|column| column.0)
+}
+
+/// Columns that fit into this width, in order: those of the lowest rank. The rest of the width goes
+/// to the columns of text.
+fn chosen_columns<const N: usize>(columns: &[Column; N], width: u16) -> Vec<(usize, u16)> {
+    let mut by_rank: Vec<usize> = (0..N).collect();
+    by_rank.sort_by_key(|at| columns[*at].2);
+    let mut left = width;
+    let mut chosen: Vec<(usize, u16)> = Vec::new();
+    for at in by_rank {
+        let needed = columns[at].1 + u16::from(!chosen.is_empty());
+        let Some(rest) = left.checked_sub(needed) else {
+            break;
+        };
+        left = rest;
+        chosen.push((at, columns[at].1));
+    }
+    chosen.sort_unstable();
+    let is_text = |at: usize| ["command", "endpoints", "at"].contains(&columns[at].0);
+    let texts = chosen.iter().filter(|(at, _)| is_text(*at)).count();
+    let share = left / u16::try_from(texts.max(1)).unwrap_or(1);
+    for (at, width) in &mut chosen {
+        if is_text(*at) {
+            *width += share.min(50);
+        }
+    }
+    chosen
+}
 
 /// Column by which processes are sorted, largest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,7 +90,7 @@ pub(super) enum Order {
     #[default]
     Messages,
     Bytes,
-    Again,
+    Repeats,
     Unread,
     Pid,
 }
@@ -60,8 +99,8 @@ impl Order {
     pub(super) fn next(self) -> Order {
         match self {
             Order::Messages => Order::Bytes,
-            Order::Bytes => Order::Again,
-            Order::Again => Order::Unread,
+            Order::Bytes => Order::Repeats,
+            Order::Repeats => Order::Unread,
             Order::Unread => Order::Pid,
             Order::Pid => Order::Messages,
         }
@@ -69,9 +108,9 @@ impl Order {
 
     fn name(self) -> &'static str {
         match self {
-            Order::Messages => "msg/s",
+            Order::Messages => "messages",
             Order::Bytes => "bytes",
-            Order::Again => "again/s",
+            Order::Repeats => "repeats/s",
             Order::Unread => "unread",
             Order::Pid => "pid",
         }
@@ -81,9 +120,11 @@ impl Order {
         now.processes.sort_by(|one, other| {
             let by = |of: fn(&Process) -> f64| of(other).total_cmp(&of(one));
             let order = match self {
-                Order::Messages => by(|process| process.messages_per_s),
+                Order::Messages => {
+                    by(|process| process.messages_out_per_s + process.messages_in_per_s)
+                }
                 Order::Bytes => by(|process| process.bytes_out_per_s + process.bytes_in_per_s),
-                Order::Again => by(|process| process.repeats_per_s),
+                Order::Repeats => by(|process| process.repeats_per_s),
                 Order::Unread => other.unread_bytes.cmp(&one.unread_bytes),
                 Order::Pid => std::cmp::Ordering::Equal,
             };
@@ -134,28 +175,26 @@ impl View {
         ]);
         let [head, processes, traced, loads, edges, keys] = parts.areas(frame.area());
         self.head(now, frame, head);
-        let rows = now.processes.iter().map(|process| Row::new(cells(process)));
-        let table = titled(" processes ".to_owned(), COLUMNS, WIDTHS, rows.collect())
+        let rows = now.processes.iter().map(cells);
+        let title = " processes ".to_owned();
+        let table = titled(title, &COLUMNS, processes.width, rows)
             .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
         frame.render_stateful_widget(table, processes, &mut self.state);
         if ranks > 0 {
-            let rows = now.ranks.iter().map(|rank| Row::new(rank_cells(rank)));
-            let table = titled(
-                " ranks ".to_owned(),
-                RANK_COLUMNS,
-                RANK_WIDTHS,
-                rows.collect(),
-            );
+            let rows = now.ranks.iter().map(rank_cells);
+            let table = titled(" ranks ".to_owned(), &RANK_COLUMNS, traced.width, rows);
             frame.render_widget(table, traced);
         }
         if nodes > 0 {
-            let rows = now.nodes.iter().map(|node| Row::new(node_cells(node)));
-            let rows = rows.collect();
-            let table = titled(" nodes ".to_owned(), NODE_COLUMNS, NODE_WIDTHS, rows);
+            let rows = now.nodes.iter().map(node_cells);
+            let table = titled(" nodes ".to_owned(), &NODE_COLUMNS, loads.width, rows);
             frame.render_widget(table, loads);
         }
         self.chosen(now, frame, edges);
-        let words = "arrows choose   s sorts by another column   p pauses   q ends";
+        let words = match keys.width {
+            0..64 => "arrows choose, s sorts, p pauses, q ends",
+            _ => "arrows choose   s sorts by another column   p pauses   q ends",
+        };
         frame.render_widget(
             Line::from(words).style(Style::new().add_modifier(Modifier::DIM)),
             keys,
@@ -167,9 +206,10 @@ impl View {
         let add = |one: f64, other: f64| one + other;
         let sum = |of: fn(&Process) -> f64| now.processes.iter().map(of).fold(0.0, add);
         let text = format!(
-            "dipole top: {} processes, {:.0} msg/s, {:.1} MB/s out, {:.1} MB/s in, by {}{}",
+            "dipole top: {} processes, {:.0} msg/s out, {:.0} in, {:.1} MB/s out, {:.1} in, by {}{}",
             now.processes.len(),
-            sum(|process| process.messages_per_s),
+            sum(|process| process.messages_out_per_s),
+            sum(|process| process.messages_in_per_s),
             sum(|process| process.bytes_out_per_s) / 1e6,
             sum(|process| process.bytes_in_per_s) / 1e6,
             self.order.name(),
@@ -202,8 +242,8 @@ impl View {
             " process {} on node {}: {links}{why} ",
             process.pid, process.node
         );
-        let rows = process.edges.iter().map(|edge| Row::new(edge_cells(edge)));
-        let table = titled(title, EDGE_COLUMNS, EDGE_WIDTHS, rows.collect());
+        let rows = process.edges.iter().map(edge_cells);
+        let table = titled(title, &EDGE_COLUMNS, area.width, rows);
         frame.render_widget(table, area);
     }
 }
@@ -216,26 +256,38 @@ fn height(rows: usize, most: u16) -> u16 {
     }
 }
 
-fn titled<'a, const N: usize>(
+/// A table with those columns that fit into a frame of this width.
+fn titled<const N: usize>(
     title: String,
-    columns: [&'a str; N],
-    widths: [u16; N],
-    rows: Vec<Row<'a>>,
-) -> Table<'a> {
-    let head = Row::new(columns).style(Style::new().add_modifier(Modifier::BOLD));
-    Table::new(rows, widths.map(Constraint::Length))
-        .header(head)
-        .block(Block::bordered().title(title))
+    columns: &[Column; N],
+    width: u16,
+    rows: impl Iterator<Item = [String; N]>,
+) -> Table<'static> {
+    let chosen = chosen_columns(columns, width.saturating_sub(2));
+    let row = |cells: [String; N]| {
+        let shown = chosen.iter().map(|(at, _)| cells[*at].clone());
+        Row::new(shown.collect::<Vec<_>>())
+    };
+    let head = row(headings(columns).map(str::to_owned));
+    let head = head.style(Style::new().add_modifier(Modifier::BOLD));
+    let rows: Vec<Row<'static>> = rows.map(row).collect();
+    Table::new(
+        rows,
+        chosen.iter().map(|(_, width)| Constraint::Length(*width)),
+    )
+    .header(head)
+    .block(Block::bordered().title(title))
 }
 
 #[allow(clippy::cast_precision_loss, reason = "for a reader")]
-pub(super) fn cells(process: &Process) -> [String; 9] {
+pub(super) fn cells(process: &Process) -> [String; 10] {
     [
         process.pid.to_string(),
-        process.command.chars().take(24).collect(),
-        process.endpoints.join(" ").chars().take(12).collect(),
+        process.command.chars().take(60).collect(),
+        process.endpoints.join(" "),
         process.peers.to_string(),
-        format!("{:.0}", process.messages_per_s),
+        format!("{:.0}", process.messages_out_per_s),
+        format!("{:.0}", process.messages_in_per_s),
         format!("{:.1}", process.bytes_out_per_s / 1e6),
         format!("{:.1}", process.bytes_in_per_s / 1e6),
         format!("{:.1}", process.repeats_per_s),
@@ -293,7 +345,7 @@ mod tests {
             node: 1,
             pid,
             command: format!("program-{pid}"),
-            messages_per_s: f64::from(pid),
+            messages_out_per_s: f64::from(pid),
             repeats_per_s: f64::from(1000 - pid),
             why: vec!["DIPOLE_LINK is set".to_owned()],
             links: [("udp".to_owned(), 3)].into(),
@@ -353,11 +405,45 @@ mod tests {
             assert!(text.contains(part), "{part} in\n{text}");
         }
         // The selection follows the process when others overtake it.
-        view.order = Order::Again;
+        view.order = Order::Repeats;
         view.order.sort(&mut now);
         assert!(drawn(&mut view, &now, 110, 30).contains("2:3"));
         view.step(-1);
         assert!(drawn(&mut view, &now, 110, 30).contains("2:2"));
+    }
+
+    #[test]
+    fn columns_are_chosen_by_width_and_whole_at_40_80_and_200() {
+        let (mut view, now) = (View::default(), now(3));
+        for (width, shown, hidden) in [
+            (
+                40,
+                ["pid", "command", "msg/s out", "msg/s in"],
+                Some("MB/s out"),
+            ),
+            (
+                80,
+                ["MB/s out", "MB/s in", "unread kB", "repeats/s"],
+                Some("peers"),
+            ),
+            (200, ["peers", "endpoints", "MB/s in", "at"], None),
+        ] {
+            let text = drawn(&mut view, &now, width, 30);
+            let headings: Vec<&str> = text.lines().collect();
+            let processes = headings
+                .iter()
+                .find(|line| line.contains("pid"))
+                .expect("shown");
+            for part in shown {
+                assert!(text.contains(part), "{part} at {width} in\n{text}");
+            }
+            if let Some(part) = hidden {
+                assert!(!processes.contains(part), "{part} at {width} in\n{text}");
+            }
+            for part in ["program-1", "2:1", "rank 1", "q ends"] {
+                assert!(text.contains(part), "{part} at {width} in\n{text}");
+            }
+        }
     }
 
     #[test]
@@ -372,6 +458,6 @@ mod tests {
             drawn(&mut view, &now, width, height);
         }
         let empty = drawn(&mut view, &Now::default(), 80, 24);
-        assert!(empty.contains("0 processes, 0 msg/s, 0.0 MB/s"), "{empty}");
+        assert!(empty.contains("0 processes, 0 msg/s out, 0 in"), "{empty}");
     }
 }

@@ -13,7 +13,7 @@ use super::perfetto::{Lane, Slice, write_lanes};
 use super::run::{float, is_at_least, milliseconds};
 use super::symbols::{Function, Symbols};
 use super::{MOST_ROWS, cannot_write};
-use crate::output::{Failure, table};
+use crate::output::{Failure, columns, fit, table};
 
 /// Waits recorded by one process.
 #[derive(Debug, PartialEq, Serialize)]
@@ -328,7 +328,7 @@ pub(super) fn print(waits: &Waits, out: &mut dyn Write) -> Result<(), Failure> {
             milliseconds(one.awaited_ns),
         ]);
     }
-    writeln!(out, "{rows}")?;
+    writeln!(out, "{}", fit(&rows, columns()))?;
     let mut rows = table([
         "at", "call", "waits", "ms", "of all", "longest", "for", "most for",
     ]);
@@ -353,7 +353,7 @@ pub(super) fn print(waits: &Waits, out: &mut dyn Write) -> Result<(), Failure> {
             ),
         ]);
     }
-    writeln!(out, "{rows}")?;
+    writeln!(out, "{}", fit(&rows, columns()))?;
     for call in shown.take(MOST_ROWS).filter(|call| !call.path.is_empty()) {
         writeln!(out, "{}: {} > {}", call.place, call.path, call.call)?;
     }

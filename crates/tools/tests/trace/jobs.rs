@@ -134,7 +134,23 @@ impl Job {
 
     /// `dipole trace` of the last run.
     pub(crate) fn trace(&self, arguments: &[&str]) -> String {
+        self.trace_with(&[], arguments)
+    }
+
+    /// Checks that the terminal output of `dipole trace` fits into narrow and wide terminals, and
+    /// contains `part` in each of them.
+    pub(crate) fn trace_fits(&self, part: &str) {
+        for columns in [40, 80, 200] {
+            let shown = self.trace_with(&[("COLUMNS", &columns.to_string())], &[]);
+            let widest = shown.lines().map(|line| line.chars().count()).max();
+            assert!(widest <= Some(columns), "{columns} columns\n{shown}");
+            assert!(shown.contains(part), "{part} in {columns} columns\n{shown}");
+        }
+    }
+
+    fn trace_with(&self, variables: &[(&str, &str)], arguments: &[&str]) -> String {
         let output = dipole_testbed::isolated_command(PROGRAM)
+            .envs(variables.iter().copied())
             .arg("trace")
             .arg(self.traces())
             .args(arguments)

@@ -52,6 +52,7 @@ fn the_page_shows_each_superstep_and_opens_in_a_browser_without_a_network() {
         assert!(!dom.contains("NaN"));
     };
     check(&std::fs::read_to_string(&page).expect("it was written"));
+    job.trace_fits("slowed.c:");
     // The first packet of `perfetto.protos.Trace`: field 1, a message.
     let bytes = std::fs::read(timeline).expect("it was written");
     assert!(bytes.len() > 1000 && bytes[0] == 0x0a);

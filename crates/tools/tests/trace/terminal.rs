@@ -106,6 +106,18 @@ fn with_once_it_prints_processes_and_ranks_and_without_a_terminal_it_says_what_t
         "{}",
         text(&output)
     );
+    for columns in [40, 80, 200] {
+        let mut once = dipole_testbed::isolated_command(PROGRAM);
+        once.args(["top", "--once", "--every", "0.1", "--trace", &traces]);
+        once.env("DIPOLE_RUNTIME_DIR", job.path("runtime"));
+        once.env("COLUMNS", columns.to_string());
+        let shown = text(&once.output().expect("it starts"));
+        let widest = shown.lines().map(|line| line.chars().count()).max();
+        assert!(widest <= Some(columns), "{columns} columns\n{shown}");
+        for part in ["dipole send", "msg/s out", "MB/s in", "slowed.c:"] {
+            assert!(shown.contains(part), "{part} in {columns} columns\n{shown}");
+        }
+    }
     let output = top(&job, &[]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
@@ -120,7 +132,7 @@ fn with_once_it_prints_processes_and_ranks_and_without_a_terminal_it_says_what_t
     let told = text(&stats.output().expect("it starts"));
     let sum = told
         .lines()
-        .filter(|line| line.starts_with("dipole_messages_delivered_total{"));
+        .filter(|line| line.starts_with("dipole_messages_received_total{"));
     assert!(sum.count() >= 2 && told.contains("command=\""), "{told}");
 }
 
@@ -186,7 +198,7 @@ fn in_a_terminal_it_draws_reacts_to_keys_and_resizing_and_ends() {
     until("processes and ranks", || {
         tmux.shows(&[
             "dipole top: 2 processes",
-            "by msg/s",
+            "by messages",
             "slowed.c:",
             "rank ",
             "peers 1 over",

@@ -46,6 +46,8 @@ fn waits_for_a_late_rank_are_reported_with_the_line_and_the_rank() {
     );
     assert_eq!(summary["notes"], Value::Array(Vec::new()), "{summary:#}");
 
+    job.trace_fits("dp_read");
+
     let timeline = job.path("waits.perfetto-trace");
     let path = timeline.to_str().expect("a path");
     let told = job.trace(&["--perfetto", path]);
