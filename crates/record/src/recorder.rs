@@ -39,7 +39,7 @@ pub struct Options {
     pub directory: PathBuf,
     /// Limit for all files of a process together.
     pub bytes: u64,
-    /// What must be added to the times of the core to get nanoseconds since 1970.
+    /// Offset from times of the core to nanoseconds since 1970.
     pub since_1970_ns: u64,
 }
 
@@ -191,7 +191,7 @@ impl Recorder {
         }
     }
 
-    /// What the frame pool has answered.
+    /// The answers of the frame pool in the present call.
     pub(crate) fn sending(&self) -> Sending<'static> {
         Sending {
             answers: self.frames.answers().to_vec().into(),
