@@ -293,6 +293,10 @@ fn begin_segment(
         )));
     }
     let mut writer = SegmentWriter::create(&options.directory, header)?;
-    writer.write_block(&mut snapshot)?;
+    if let Err(cause) = writer.write_block(&mut snapshot) {
+        // A file without a state is of no use.
+        let _still_there = std::fs::remove_file(options.directory.join(header.file_name()));
+        return Err(cause);
+    }
     Ok((writer, bytes))
 }
