@@ -129,8 +129,8 @@ fn a_transfer_with_losses_shows_its_retransmissions() {
 fn transfers_with_keys_replay_without_the_key_and_reveal_no_payload() {
     for security in ["off", "auth", "encrypt"] {
         let place = tempfile::tempdir().expect("a directory");
-        let made = dipole(place.path(), &format!("key new --security {security} key"));
-        let made = { made }.output().expect("it starts");
+        let line = format!("key new --security {security} key");
+        let made = dipole(place.path(), &line).output().expect("it starts");
         assert!(made.status.success(), "{}", text(&made.stderr));
         let key = place.path().join("key");
         let secret = std::fs::read_to_string(&key).expect("a key");
