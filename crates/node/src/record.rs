@@ -6,8 +6,8 @@ use dipole_record::{DEFAULT_BYTES, Options};
 
 use crate::environment::{record_bytes, record_dir, variables};
 
-/// Begins to record this process if the user wants it. A process that cannot be recorded runs
-/// without, and says so.
+/// Begins to record this process if the user has requested it. A process that cannot be recorded
+/// reports that and runs without a recording.
 pub(crate) fn start(engine: &mut Engine, clock: Clock) {
     let Some(directory) = record_dir() else {
         return;

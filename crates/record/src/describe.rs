@@ -1,4 +1,4 @@
-//! Packets in words.
+//! Readable descriptions of packets.
 
 use std::fmt::Write;
 
@@ -26,7 +26,7 @@ pub struct Description {
     pub unit: Option<u32>,
     /// Units below this are acknowledged.
     pub acknowledges: Option<u32>,
-    /// Records in words.
+    /// Description of the records.
     pub records: String,
 }
 

@@ -27,7 +27,7 @@ pub enum FrameAnswer {
     NoFrame,
 }
 
-/// What is known about the frames, and what a call has asked for.
+/// The known ends of frames, and the answers that the present call has received.
 #[derive(Debug, Default)]
 pub(crate) struct FrameLog {
     /// Where the records of each slot end; zero if unknown.
@@ -219,7 +219,7 @@ impl ReplayedFrames {
         }
     }
 
-    /// What the core asked for although that was not recorded.
+    /// The first request of the core for which there is no recorded answer.
     pub(crate) fn unanswered(&self) -> Option<&'static str> {
         self.unanswered
     }
@@ -245,7 +245,7 @@ impl ReplayedFrames {
         self.log.notices()
     }
 
-    /// What the core did not ask for although it was recorded.
+    /// The first recorded answer that the core did not request.
     pub(crate) fn leftover(&self) -> Option<FrameAnswer> {
         self.answers.front().copied()
     }

@@ -39,7 +39,7 @@ pub enum DamagedFile {
     Damaged {
         /// Position of the damaged block.
         at: u64,
-        /// What is wrong.
+        /// Description of the damage.
         what: &'static str,
     },
 }

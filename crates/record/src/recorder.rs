@@ -39,7 +39,7 @@ pub struct Options {
     pub directory: PathBuf,
     /// Limit for all files of a process together.
     pub bytes: u64,
-    /// What must be added to the times of the core to get nanoseconds since 1970.
+    /// Offset from times of the core to nanoseconds since 1970.
     pub since_1970_ns: u64,
 }
 
@@ -191,7 +191,7 @@ impl Recorder {
         }
     }
 
-    /// What the frame pool has answered.
+    /// The answers of the frame pool in the present call.
     pub(crate) fn sending(&self) -> Sending<'static> {
         Sending {
             answers: self.frames.answers().to_vec().into(),
@@ -293,6 +293,10 @@ fn begin_segment(
         )));
     }
     let mut writer = SegmentWriter::create(&options.directory, header)?;
-    writer.write_block(&mut snapshot)?;
+    if let Err(cause) = writer.write_block(&mut snapshot) {
+        // A file without a state is of no use.
+        let _still_there = std::fs::remove_file(options.directory.join(header.file_name()));
+        return Err(cause);
+    }
     Ok((writer, bytes))
 }

@@ -39,7 +39,7 @@ pub enum Observed {
     Call {
         /// The peer that it concerns.
         peer: Option<PeerId>,
-        /// The call in words.
+        /// Description of the call.
         text: String,
     },
 }

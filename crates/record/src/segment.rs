@@ -44,7 +44,7 @@ pub struct SegmentHeader {
     pub segment: u32,
     /// Time of the state, on the clock of the process.
     pub begins_at: u64,
-    /// What must be added to times of the process to get nanoseconds since 1970.
+    /// Offset from times of the process to nanoseconds since 1970.
     pub since_1970_ns: u64,
 }
 

@@ -223,7 +223,7 @@ fn a_full_disk_stops_the_recording_and_nothing_else() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
     fn a_damaged_byte_is_reported_with_its_position(at in any::<prop::sample::Index>(), bit in 0_u8..8) {

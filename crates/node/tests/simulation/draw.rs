@@ -94,8 +94,7 @@ impl Scenario {
         let (places, memory) = places(&mut apart, count);
         for (process, place) in places.iter().enumerate() {
             // Processes of a node share its interfaces.
-            let first = process - place.rank;
-            interfaces[process] = interfaces[first].clone();
+            interfaces[process] = interfaces[process - place.rank].clone();
         }
         let several = places.iter().any(|place| place.rank > 0);
         let nodes: Vec<NodePlan> = (0..count)

@@ -7,7 +7,7 @@ use dipole_record::{LEAST_BYTES, Observed, Step, Steps, recordings};
 use crate::scenario::Scenario;
 use crate::world;
 
-/// What the replays of a cluster have shown.
+/// Totals of the replays of a cluster.
 #[derive(Debug, Default)]
 struct Seen {
     processes: usize,

@@ -1,4 +1,4 @@
-//! What each peer's session or pipe waits for, for tools that explain a hang.
+//! The state of each peer, for tools that explain a hang.
 
 use alloc::vec::Vec;
 

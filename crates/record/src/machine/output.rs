@@ -1,4 +1,4 @@
-//! What the core gives to the engine: packets to send, events, free frames.
+//! Output of the core: packets to send, events, free frames.
 
 use dipole_proto::{Agreement, Event, Frames, Instant, PeerId, Slot, Transmit};
 

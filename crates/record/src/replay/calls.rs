@@ -55,6 +55,21 @@ impl Replay {
                 machine.count(*reason);
                 report(None, format!("drops a packet: {}", reason.name()));
             }
+            other => return self.call_of_peer(other, observed),
+        }
+        Ok(())
+    }
+
+    fn call_of_peer(
+        &mut self,
+        input: &Input<'_>,
+        observed: &mut Vec<Observed>,
+    ) -> Result<(), Mismatch> {
+        let mut report = |peer: Option<PeerId>, text: String| {
+            observed.push(Observed::Call { peer, text });
+        };
+        let (now, machine) = (self.now, &mut self.machine);
+        match input {
             Input::Connect(home, incarnation, check) => {
                 let peer = machine.connect(now, *home, *incarnation);
                 report(peer.ok(), format!("connects to {}", Shown(*home)));
@@ -85,11 +100,14 @@ impl Replay {
             }
             Input::ConfirmAlive(peer) => {
                 machine.confirm_alive(now, *peer);
-                report(Some(*peer), "learns that the peer is alive".to_owned());
+                report(Some(*peer), "is notified that the peer is alive".to_owned());
             }
             Input::GiveUp(peer) => {
                 machine.give_up(*peer);
-                report(Some(*peer), "learns that the peer has ended".to_owned());
+                report(
+                    Some(*peer),
+                    "is notified that the peer has ended".to_owned(),
+                );
             }
             other => return self.call_of_edge(other, observed),
         }

@@ -11,7 +11,7 @@ use crate::files::Recording;
 use crate::input::Input;
 use crate::reader::{DamagedFile, End, SegmentReader};
 
-/// What the replay does next.
+/// A step of a replay.
 #[derive(Debug)]
 pub enum Step {
     /// A file begins.
@@ -97,7 +97,7 @@ impl Steps {
         self.replay.as_ref().map_or(Instant(0), Replay::now)
     }
 
-    /// Opens the next file; `None` if there is none.
+    /// Opens the next file; `None` after the last one.
     fn next_file(&mut self) -> Option<Step> {
         let (segment, path) = self.files.next()?;
         let after_gap = self.expected != Some(segment);

@@ -1,4 +1,4 @@
-//! What a session waits for, in words.
+//! The reasons for which a session waits.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,13 @@ use dipole_record::Replay;
 
 use super::duration;
 
+/// A shorter silence of the peer is not worth a line.
+const SILENCE_NS: u64 = 100_000_000;
+
 /// The cores of all recorded processes at the end, by incarnation.
 pub(super) type States<'a> = BTreeMap<u64, &'a Replay>;
 
-/// What the peer's recording says about the same session.
+/// The same session in the peer's recording.
 struct OtherEnd {
     status: PeerStatus,
 }
@@ -94,7 +97,10 @@ fn of_units(
             None => format!("{queued} packets wait for earlier ones to be acknowledged"),
         });
     }
-    if let Some(since) = session.owed_since.filter(|_| session.is_open) {
+    let owed_since = session
+        .owed_since
+        .filter(|since| now.since(*since) >= SILENCE_NS);
+    if let Some(since) = owed_since.filter(|_| session.is_open) {
         let heard = now.since(session.last_heard);
         let suspected = if session.is_suspected {
             ", and is suspected"
