@@ -34,6 +34,7 @@ fn all_metrics() -> (Vec<String>, String) {
         incarnation: 1,
         link: "udp".to_owned(),
         paths: String::new(),
+        check: "crc32c".to_owned(),
         why: String::new(),
     };
     files.write_links(&[link]).expect("written");

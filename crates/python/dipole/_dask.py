@@ -26,7 +26,7 @@ logger = logging.getLogger("distributed.comm.dipole")
 _PREFIX = "dipole://"
 # Names by which a process listens at its own node.
 _ANY_HOST = ("", "0.0.0.0", "::", "localhost")
-# How often silent processes of other nodes are asked whether they live.
+# Seconds between checks that silent processes of other nodes live.
 _WATCH = 1.0
 # Dask splits longer frames. A message has at most 1 GiB.
 _LONGEST_FRAME = 1 << 29

@@ -184,7 +184,7 @@ class Queue:
         self._call(_PUT, _pickled.dumps(value), timeout)
 
     def get(self, timeout: float | None = None) -> Any:
-        """Removes the oldest object. Waits while there is none. Unpickling runs code that the
+        """Removes the oldest object. Waits while the queue is empty. Unpickling runs code that the
         producer chose."""
         return _pickled.loads(self._call(_GET, b"", timeout), copy=True)
 

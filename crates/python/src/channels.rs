@@ -82,7 +82,7 @@ impl State {
         self.last_number
     }
 
-    /// The link between two endpoints, opened if there is none.
+    /// The link between two endpoints, opened if necessary.
     fn link(&mut self, own: u32, to: Address, queue: &CompletionQueue) -> Result<u64, SendError> {
         if let Some(number) = self.link_ends.get(&(own, to)) {
             return Ok(*number);
@@ -492,7 +492,7 @@ impl Channels {
         Ok(events)
     }
 
-    /// Asks silent processes of other nodes whether they live; returns false if there are none. To be
+    /// Checks that silent processes of other nodes live; returns false if no peer is on another node. To be
     /// called about once a second.
     fn watch(&self) -> bool {
         let mut state = self.lock();

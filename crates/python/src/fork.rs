@@ -1,4 +1,4 @@
-//! What a forked child does first.
+//! The first steps of a forked child.
 
 use pyo3::prelude::*;
 

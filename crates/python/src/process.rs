@@ -96,7 +96,7 @@ pub(crate) fn node_address(py: Python<'_>, nid: u32) -> PyResult<Option<String>>
     Ok(address.map(|address| address.to_string()))
 }
 
-/// The number of the node that has an IP address, by the hosts file; None if there is none. The
+/// The number of the node that has an IP address, by the hosts file; otherwise None. The
 /// loopback address belongs to this node.
 #[pyfunction]
 pub(crate) fn node_at(py: Python<'_>, address: &str) -> PyResult<Option<u32>> {

@@ -100,7 +100,7 @@ class Waits(unittest.TestCase):
             peer.line()
             with interrupted_after(0.05), self.assertRaises(KeyboardInterrupt):
                 group.barrier()
-            # The others learn that this member did not wait any longer.
+            # The others get an error because this member did not wait any longer.
             peer.process.stdin.write("go on\n")
             peer.process.stdin.flush()
             self.assertEqual(peer.line(), "timed out")

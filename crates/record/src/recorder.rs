@@ -286,7 +286,7 @@ fn begin_segment(
     snapshot = postcard::to_extend(machine, snapshot).map_err(io::Error::other)?;
     let bytes = snapshot.len() as u64;
     if bytes > options.bytes / 4 {
-        let (limit, needed) = (options.bytes >> 20, (4 * bytes >> 20) + 1);
+        let (limit, needed) = (options.bytes >> 20, ((4 * bytes) >> 20) + 1);
         return Err(io::Error::other(format!(
             "the limit of {limit} MiB (DIPOLE_RECORD_BYTES) is too small for this process, which \
              needs {needed} MiB"

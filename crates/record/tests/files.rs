@@ -71,7 +71,7 @@ fn only(directory: &Path) -> Recording {
 fn replay(directory: &Path) -> (u64, Vec<String>) {
     let mut steps = Steps::new(only(directory));
     let mut wrong = Vec::new();
-    while let Some((_, step)) = steps.next() {
+    for (_, step) in steps.by_ref() {
         match step {
             Step::Observed(..) | Step::File { .. } => {}
             Step::Differs(difference) => wrong.push(format!("differs: {difference}")),

@@ -81,7 +81,7 @@ pub(crate) fn execute(
         .into_iter()
         .map(|recording| Process::new(recording, &window))
         .collect();
-    let mut printer = Printer::new(json, &window, &processes);
+    let printer = Printer::new(json, &window, &processes);
     let mut last_ns = None;
     while let Some((index, at_ns, step)) = next_step(&mut processes) {
         is_intact &= matches!(

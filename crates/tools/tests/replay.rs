@@ -39,7 +39,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// Sends a file of this length between two recorded processes.
 fn transfer(place: &Path, length: usize, variables: &[(&str, &str)]) {
-    let content: Vec<u8> = (0..length).map(|at| (at * 7 % 251) as u8).collect();
+    let content: Vec<u8> = (0..=250_u8).cycle().step_by(7).take(length).collect();
     std::fs::write(place.join("from"), &content).expect("our file");
     let start = |line: &str| {
         let mut command = dipole(place, line);
