@@ -89,6 +89,8 @@ struct QueueState {
     entries: VecDeque<Completion>,
     /// Attached endpoints that have, or recently had, messages.
     ready: VecDeque<u32>,
+    /// Peers that are gone, whose messages come first.
+    departed: VecDeque<Departure>,
     signal: Option<Signal>,
 }
 
@@ -147,7 +149,10 @@ impl QueueTable {
         }
         for departure in engine.take_departures() {
             for id in self.watching_departures.clone() {
-                self.push(engine, Some(id), Completion::Departed { departure });
+                if let Some(queue) = self.queues.get_mut(&id.0) {
+                    queue.departed.push_back(departure);
+                    self.notify(engine, id);
+                }
             }
         }
     }
@@ -291,6 +296,9 @@ impl QueueTable {
                 return Some(Completion::Received { endpoint, message });
             }
         }
+        if let Some(departure) = queue.departed.pop_front() {
+            return Some(Completion::Departed { departure });
+        }
         if let Some(signal) = &mut queue.signal
             && let Err(cause) = signal.clear_readable(None)
         {
@@ -302,7 +310,8 @@ impl QueueTable {
     pub(crate) fn export(&mut self, engine: &mut Engine, id: QueueRef) -> io::Result<OwnedFd> {
         let (signal, user) = Signal::pair()?;
         if let Some(queue) = self.queues.get_mut(&id.0) {
-            let waits = !queue.entries.is_empty() || !queue.ready.is_empty();
+            let waits =
+                !queue.entries.is_empty() || !queue.ready.is_empty() || !queue.departed.is_empty();
             queue.signal = Some(signal);
             if waits {
                 self.notify(engine, id);
