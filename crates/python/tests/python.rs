@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use dipole_testbed::c_programs::built_library;
 use dipole_testbed::{built, isolated_command};
@@ -34,6 +35,9 @@ fn interpreter() -> Option<PathBuf> {
 /// An interpreter that also has packages from the package index; `None` with a message if they
 /// cannot be installed. The environment is kept for later runs.
 fn interpreter_with(name: &str, packages: &[&str]) -> Option<PathBuf> {
+    // Several tests use the same environment, and one of them makes it.
+    static MAKING: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let python = interpreter()?;
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let (inside, complete) = (folder.join("bin/python"), folder.join(packages.join(",")));
@@ -100,9 +104,14 @@ fn with_dipole(program: &Path, package: &Path) -> Command {
 /// Runs a command that must succeed; returns its output.
 fn run(command: &mut Command) -> String {
     let ran = command.output().expect("it starts");
+    let output = String::from_utf8_lossy(&ran.stdout).into_owned();
     println!("{}", String::from_utf8_lossy(&ran.stderr));
-    assert!(ran.status.success(), "{command:?}: {}", ran.status);
-    String::from_utf8_lossy(&ran.stdout).into_owned()
+    assert!(
+        ran.status.success(),
+        "{command:?}: {}\n{output}",
+        ran.status
+    );
+    output
 }
 
 fn passes(test: &str) {
@@ -154,9 +163,12 @@ fn examples_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/python")
 }
 
+/// What the package and its examples import, for the type checker.
+const TYPED: &[&str] = &["mypy", "numpy", "typing_extensions", "distributed"];
+
 #[test]
 fn types_of_the_package_and_of_examples() {
-    let Some(python) = interpreter_with("mypy", &["mypy", "numpy", "typing_extensions"]) else {
+    let Some(python) = interpreter_with("mypy", TYPED) else {
         return;
     };
     let check = |source: &Path| {
