@@ -163,7 +163,7 @@ fn examples_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/python")
 }
 
-/// What the package and its examples import, for the type checker.
+/// Packages for the type checker, which the package and its examples import.
 const TYPED: &[&str] = &["mypy", "numpy", "typing_extensions", "distributed"];
 
 #[test]
