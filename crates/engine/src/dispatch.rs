@@ -471,7 +471,8 @@ fn push_whole(
     fill: impl FnOnce(&mut [u8]),
 ) {
     let (charge, origin) = (arrival.charge, arrival.origin);
-    if !offers.is_empty()
+    if matches!(state.notifies, Notifies::Port(_))
+        && !offers.is_empty()
         && let Some(slot) = offers.claim_slot(arrival.target, length, state.inbox.len())
     {
         let filled = slot.memory.fill(0, length, fill);

@@ -228,8 +228,9 @@ impl QueueTable {
                 Completion::Sent { .. }
                 | Completion::Done { .. }
                 | Completion::Filled { .. }
-                | Completion::Received { .. }
-                | Completion::Departed { .. } => counts.sent += 1,
+                | Completion::Received { .. } => counts.sent += 1,
+                // Counters do not watch departures.
+                Completion::Departed { .. } => return,
             }
         } else {
             return;

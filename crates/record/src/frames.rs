@@ -23,7 +23,7 @@ pub enum FrameAnswer {
     Allocated(Slot),
     /// A scratch frame with a part of a unit.
     Part(Slot),
-    /// There is no free frame.
+    /// No frame is free.
     NoFrame,
 }
 
@@ -219,7 +219,7 @@ impl ReplayedFrames {
         }
     }
 
-    /// The first request of the core for which there is no recorded answer.
+    /// The first request of the core without a recorded answer.
     pub(crate) fn unanswered(&self) -> Option<&'static str> {
         self.unanswered
     }

@@ -114,11 +114,10 @@ impl RecordedMachine {
         bytes: &'a [u8],
     ) -> Result<Addressed<'a>, DropReason> {
         let addressed = self.machine.address(now, from, bytes);
-        if let (Err(reason), Some(_)) = (&addressed, &self.recorder) {
-            let check = Check::of(reason);
+        if let Err(reason) = &addressed {
             self.note(|it| {
                 let mut images = std::mem::take(&mut it.images);
-                let packet = images.header_of(bytes);
+                let (packet, check) = (images.header_of(bytes), Check::of(reason));
                 it.push_at(
                     now,
                     &Input::Refused {
@@ -238,9 +237,8 @@ impl RecordedMachine {
         incarnation: u64,
     ) -> Result<PeerId, ConnectError> {
         let peer = self.machine.connect(now, home, incarnation);
-        let check = Check::of(&peer);
         self.note(|it| {
-            it.push_at(now, &Input::Connect(home, incarnation, check));
+            it.push_at(now, &Input::Connect(home, incarnation, Check::of(&peer)));
         });
         peer
     }

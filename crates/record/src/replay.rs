@@ -267,16 +267,6 @@ impl Replay {
                     let check = frames.check_train(&first, &slots[..count]);
                     (first, count, check)
                 });
-                let texts = (
-                    format!(
-                        "{:?}",
-                        result.map(|(count, check)| (count, check.to_string()))
-                    ),
-                    format!(
-                        "{:?}",
-                        found.map(|(_, count, check)| (count, check.to_string()))
-                    ),
-                );
                 match (found, result) {
                     (None, None) => Ok(()),
                     (Some((first, count, check)), Some((wanted, recorded)))
@@ -285,7 +275,11 @@ impl Replay {
                         self.observe_packet(&first, count, observed);
                         self.all_answers_used()
                     }
-                    _ => Err(texts),
+                    _ => {
+                        let recorded = result.map(|(count, check)| (count, check.to_string()));
+                        let found = found.map(|(_, count, check)| (count, check.to_string()));
+                        Err((format!("{recorded:?}"), format!("{found:?}")))
+                    }
                 }
             }
             _ => Ok(()),

@@ -61,6 +61,8 @@ pub struct NetworkConfig {
     /// Probability that a small frame is delivered joined to the one before it, where a kernel
     /// may join them: from one sender and of one length, except for a shorter last frame.
     pub join: f64,
+    /// Sockets drop damaged frames, as a kernel does that checks UDP's checksum.
+    pub checks_frames: bool,
     /// Path between addresses that are not in [`paths`](Self::paths).
     pub path: PathConfig,
     /// Paths by sender and receiver.
@@ -83,6 +85,7 @@ impl Default for NetworkConfig {
             switch_queue_bytes: 1 << 20,
             receive_queue_frames: 1024,
             join: 0.0,
+            checks_frames: false,
             path: PathConfig {
                 latency_ns: 5_000,
                 corrupt_bits: 3,

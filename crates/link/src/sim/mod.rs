@@ -260,7 +260,7 @@ impl Link for Port {
             receive_frames: state.config.receive_queue_frames,
             polls_per_syscall: 1,
             small_run_frames: 4,
-            checks_frames: false,
+            checks_frames: state.config.checks_frames,
         }
     }
 

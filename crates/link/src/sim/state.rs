@@ -298,6 +298,10 @@ impl State {
         if happens(&mut self.rng, config.corrupt) {
             corrupt(&mut self.rng, &mut frame.bytes, config.corrupt_bits);
             self.stats.corrupted += 1;
+            if self.config.checks_frames {
+                self.spare.push(frame.bytes);
+                return;
+            }
         }
         if happens(&mut self.rng, config.duplicate) {
             let mut bytes = self.spare.pop().unwrap_or_default();

@@ -14,7 +14,7 @@ use crate::hosts::{Host, Hosts};
 /// The directory's port is one of [`PORTS`] from here on, below those that the kernel assigns
 /// dynamically.
 pub(super) const FIRST_PORT: u16 = 10_000;
-pub(super) const PORTS: u64 = 20_000;
+pub(super) const PORTS: u16 = 20_000;
 /// Distance between the ports of consecutive jobs, for their steps.
 pub(super) const PORTS_PER_JOB: u64 = 31;
 /// How long the name of a node may take to become known.
@@ -62,7 +62,8 @@ pub(super) fn resolved(listed: Listed) -> Result<Allocation, JobError> {
     let resolved = NodeNames {
         names,
         own: listed.own,
-        port: FIRST_PORT + u16::try_from(uid * PORTS_PER_JOB % PORTS).unwrap_or_default(),
+        port: FIRST_PORT
+            + u16::try_from(uid * PORTS_PER_JOB % u64::from(PORTS)).unwrap_or_default(),
         timeout: NAME_TIMEOUT,
     }
     .resolve()?;

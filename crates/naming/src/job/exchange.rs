@@ -1,6 +1,6 @@
 //! Ranks publish their addresses through their launcher, and read those of the others.
 //!
-//! Each rank publishes a [`Card`]: its node, the node's name, a free port for the directory and the
+//! Each rank publishes a [`BusinessCard`]: its node, the node's name, a free port for the directory and the
 //! addresses of this machine. From the cards all ranks derive the same list of nodes and the same
 //! address of each (`network.rs`). If no network has all nodes, each rank finds out which of its
 //! addresses leads to the others, and publishes it in a second round.
@@ -14,6 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use super::allocation::{FIRST_PORT, PORTS};
 use super::pmi::{self, Client, Timeouts};
 use super::service::{Exchange, ServiceError};
 use super::{Job, JobError, Launched, Lookup, Nodes, given_id, id_from_name, mixed, node_at};
@@ -23,21 +24,17 @@ use crate::hosts::{Host, Hosts};
 use crate::lines::Word;
 use crate::registry;
 
-mod card;
+mod business_card;
 mod machine;
 mod network;
 mod saved;
 
 pub use machine::is_internal_interface;
 
-use card::{Card, Route};
+use business_card::{BusinessCard, Route};
 use network::Choice;
 
-/// The directory's port is the first free one of [`PORTS`] from here on, below those that the kernel
-/// assigns dynamically.
-const FIRST_PORT: u16 = 10_000;
-const PORTS: u16 = 20_000;
-/// How many ports are tried.
+/// How many of the ports for directories are tried; the first free one is used.
 const PORT_ATTEMPTS: u16 = 200;
 
 /// The nodes of a job, as all its ranks have published them.
@@ -101,7 +98,7 @@ fn once(get: Lookup<'_>, given: Option<(u32, u32)>) -> Result<Outcome, JobError>
     // Processes with the same registry and network are on the same node.
     let registry_dir = get(variables::RUNTIME_DIR).map_or_else(|| job_dir.clone(), PathBuf::from);
     let identity = machine::Identity::of(&registry_dir, get)?;
-    let mut own = Card {
+    let mut own = BusinessCard {
         node: identity.node,
         machine: identity.machine,
         port: free_port(id),
@@ -134,7 +131,7 @@ fn exchange(
     service: &mut dyn Exchange,
     rank: u32,
     size: u32,
-    own: &mut Card,
+    own: &mut BusinessCard,
 ) -> Result<(Vec<NodeId>, Option<Hosts>), JobError> {
     let text = own.shortened_to(service.max_value_bytes());
     service.put(1, rank, &text)?;
@@ -142,14 +139,17 @@ fn exchange(
     let mut cards = Vec::new();
     for other in 0..size {
         let text = service.get(1, other)?;
-        cards.push(Card::parse(&text).ok_or_else(|| unexpected_card(other, &text, card::FORM))?);
+        cards.push(
+            BusinessCard::parse(&text)
+                .ok_or_else(|| unexpected_card(other, &text, business_card::FORM))?,
+        );
     }
     let (placed, leaders) = nodes(&cards);
     let placed_at = placed.iter().map(|index| node_at(*index)).collect();
     if leaders.len() == 1 {
         return Ok((placed_at, None));
     }
-    let cards: Vec<&Card> = leaders.iter().map(|rank| &cards[*rank]).collect();
+    let cards: Vec<&BusinessCard> = leaders.iter().map(|rank| &cards[*rank]).collect();
     let addresses = match network::choose(&cards) {
         Choice::Common(addresses) => addresses,
         Choice::Undecided(usable) => {
@@ -172,7 +172,7 @@ fn by_routes(
     service: &mut dyn Exchange,
     rank: u32,
     leaders: &[usize],
-    (cards, route): (&[&Card], Route),
+    (cards, route): (&[&BusinessCard], Route),
 ) -> Result<Vec<IpAddr>, JobError> {
     service.put(2, rank, &route.to_string())?;
     service.barrier()?;
@@ -195,7 +195,7 @@ fn by_routes(
 }
 
 fn unexpected_card(rank: u32, found: &str, expected: &'static str) -> JobError {
-    JobError::Service(ServiceError::Card {
+    JobError::Service(ServiceError::BusinessCard {
         rank,
         found: crate::lines::excerpt(found),
         expected,
@@ -203,10 +203,10 @@ fn unexpected_card(rank: u32, found: &str, expected: &'static str) -> JobError {
 }
 
 /// The index of the node of every rank, and the first rank of every node.
-fn nodes(cards: &[Card]) -> (Vec<usize>, Vec<usize>) {
+fn nodes(cards: &[BusinessCard]) -> (Vec<usize>, Vec<usize>) {
     let mut known: HashMap<u64, usize> = HashMap::new();
     let mut leaders = Vec::new();
-    let place = |(rank, card): (usize, &Card)| {
+    let place = |(rank, card): (usize, &BusinessCard)| {
         *known.entry(card.node).or_insert_with(|| {
             leaders.push(rank);
             leaders.len() - 1

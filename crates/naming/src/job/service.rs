@@ -80,7 +80,7 @@ pub enum ServiceError {
     },
     /// A rank has published something else than its addresses.
     #[error("has `{found}` for rank {rank}, expected {expected}")]
-    Card {
+    BusinessCard {
         /// The rank.
         rank: u32,
         /// The beginning of the text.

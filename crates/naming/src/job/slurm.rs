@@ -92,7 +92,7 @@ pub(super) fn job(get: Lookup<'_>, services: Services) -> Result<Launched, JobEr
 
 fn known_by_name(names: Vec<String>, own: usize, job: u32, step: u32) -> Nodes {
     // Another job may use this node too, and needs a different port for its directory.
-    let offset = (u64::from(job) * PORTS_PER_JOB + u64::from(step)) % PORTS;
+    let offset = (u64::from(job) * PORTS_PER_JOB + u64::from(step)) % u64::from(PORTS);
     Nodes::Names(NodeNames {
         names,
         own: Some(own),

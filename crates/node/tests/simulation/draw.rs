@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use dipole_link::sim::{Bursts, NetworkConfig, PathConfig, SharedMemoryConfig};
 use dipole_node::{ClusterKey, KEY_BYTES, Security};
 use dipole_proto::Config;
+use dipole_proto::wire::Trailers;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -22,6 +23,8 @@ use flows::flows;
 const PACKETS: u64 = 4000;
 /// One seed in this many has a cluster key.
 const KEY_EVERY: u64 = 3;
+/// One seed in this many has a kernel that checks frames.
+const CHECK_EVERY: u64 = 5;
 /// One seed in this many has regions.
 const REGIONS_EVERY: u64 = 4;
 /// One seed in this many has a process that gets stuck.
@@ -79,10 +82,7 @@ impl Scenario {
     pub fn draw(seed: u64) -> Scenario {
         let mut draw = Draw(ChaCha8Rng::seed_from_u64(seed));
         let count = count(seed, &mut draw);
-        let network = NetworkConfig {
-            join: join(seed),
-            ..network(&mut draw)
-        };
+        let mut network = network(seed, &mut draw);
         let calm_path = calm(&network.path);
         let mut calm_at_ns = draw.scale(MILLISECOND, 3 * SECOND);
         let mut endpoints: Vec<Vec<EndpointPlan>> = (0..count)
@@ -106,6 +106,7 @@ impl Scenario {
                     shares_memory: several && apart.chance(85),
                     config: Config {
                         first_number: first_number(seed),
+                        trailers: trailers(seed, node),
                         ..config(&mut draw, node, &network, &endpoints, incoming)
                     },
                     busy_ns: busy_ns(&mut draw),
@@ -116,7 +117,6 @@ impl Scenario {
                 }
             })
             .collect();
-        let mut network = network;
         hopeless_pairs(
             &mut draw,
             &places,
@@ -170,6 +170,19 @@ fn join(seed: u64) -> f64 {
         0 => 0.0,
         1 => 0.5,
         _ => 1.0,
+    }
+}
+
+/// In some seeds, the kernel checks frames.
+fn checks_frames(seed: u64) -> bool {
+    seed.is_multiple_of(CHECK_EVERY)
+}
+
+/// Where the kernel checks frames, two of three nodes want nothing else.
+fn trailers(seed: u64, node: usize) -> Trailers {
+    match checks_frames(seed) && !(seed / CHECK_EVERY + node as u64).is_multiple_of(3) {
+        true => Trailers::KERNEL,
+        false => Trailers::CRC32C,
     }
 }
 
@@ -328,7 +341,7 @@ pub fn key(number: u64) -> ClusterKey {
     ClusterKey::new(bytes).with_security(security)
 }
 
-fn network(draw: &mut Draw) -> NetworkConfig {
+fn network(seed: u64, draw: &mut Draw) -> NetworkConfig {
     let latency_ns = draw.scale(MICROSECOND, 10 * MILLISECOND);
     let stormy = draw.chance(85);
     let mut path = PathConfig {
@@ -353,6 +366,8 @@ fn network(draw: &mut Draw) -> NetworkConfig {
     }
     let max_frame_bytes = [512, 1472, 1472, 1472, 1472, 8972][draw.node(6)];
     NetworkConfig {
+        join: join(seed),
+        checks_frames: checks_frames(seed),
         max_frame_bytes,
         bytes_per_second: if draw.chance(25) {
             0

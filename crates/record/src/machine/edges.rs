@@ -23,8 +23,7 @@ impl RecordedMachine {
     /// See [`Machine::new_random_key`](dipole_proto::Machine::new_random_key).
     pub fn new_random_key(&mut self) -> u64 {
         let key = self.machine.new_random_key();
-        let check = Check::of(&key);
-        self.note(|it| it.push(&Input::RandomKey(check)));
+        self.note(|it| it.push(&Input::RandomKey(Check::of(&key))));
         key
     }
 
@@ -34,8 +33,7 @@ impl RecordedMachine {
     /// As there.
     pub fn edge(&mut self, peer: PeerId, source: u32, target: u32) -> Result<EdgeId, EdgeError> {
         let edge = self.machine.edge(peer, source, target);
-        let check = Check::of(&edge);
-        self.note(|it| it.push(&Input::Edge((peer, source, target), check)));
+        self.note(|it| it.push(&Input::Edge((peer, source, target), Check::of(&edge))));
         edge
     }
 

@@ -96,10 +96,7 @@ impl RecordedMachine {
     #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
         let event = self.machine.poll_event()?;
-        if self.recorder.is_some() {
-            let check = Check::of(&event);
-            self.note(|it| it.push(&Input::Event(check)));
-        }
+        self.note(|it| it.push(&Input::Event(Check::of(&event))));
         Some(event)
     }
 
@@ -107,8 +104,7 @@ impl RecordedMachine {
     #[inline]
     pub fn take_assembled(&mut self) -> Option<Vec<u8>> {
         let whole = self.machine.take_assembled()?;
-        let check = Check::of(&whole[..]);
-        self.note(|it| it.push(&Input::Assembled(check)));
+        self.note(|it| it.push(&Input::Assembled(Check::of(&whole[..]))));
         Some(whole)
     }
 
@@ -116,8 +112,7 @@ impl RecordedMachine {
     #[inline]
     pub fn take_agreement(&mut self) -> Option<Agreement> {
         let agreement = self.machine.take_agreement()?;
-        let check = Check::of(&agreement);
-        self.note(|it| it.push(&Input::Agreement(check)));
+        self.note(|it| it.push(&Input::Agreement(Check::of(&agreement))));
         Some(agreement)
     }
 

@@ -17,8 +17,7 @@ impl RecordedMachine {
     /// As there.
     pub fn open_pipe(&mut self, remote: Greeting) -> Result<PeerId, ConnectError> {
         let peer = self.machine.open_pipe(remote);
-        let check = Check::of(&peer);
-        self.note(|it| it.push(&Input::OpenPipe(remote, check)));
+        self.note(|it| it.push(&Input::OpenPipe(remote, Check::of(&peer))));
         peer
     }
 
@@ -117,16 +116,14 @@ impl RecordedMachine {
             return None;
         }
         let peer = self.machine.poll_ready_pipe();
-        let check = Check::of(&peer);
-        self.note(|it| it.push(&Input::ReadyPipe(check)));
+        self.note(|it| it.push(&Input::ReadyPipe(Check::of(&peer))));
         peer
     }
 
     /// See [`Machine::poll_record`](dipole_proto::Machine::poll_record).
     pub fn poll_record(&mut self, peer: PeerId) -> Option<PipeRecord> {
         let record = self.machine.poll_record(peer);
-        let check = Check::of(&record);
-        self.note(|it| it.push(&Input::PollRecord(peer, check)));
+        self.note(|it| it.push(&Input::PollRecord(peer, Check::of(&record))));
         record
     }
 

@@ -51,7 +51,7 @@ pub struct Steps {
     files: std::collections::btree_map::IntoIter<u32, PathBuf>,
     current: Option<Current>,
     replay: Option<Replay>,
-    /// Number of the next file if there is no gap, and whether the last one was read to its end.
+    /// Number of the file that continues the last one, if that was read to its end.
     expected: Option<u32>,
     /// Inputs of all files.
     inputs: u64,

@@ -20,7 +20,7 @@ const FIRST_LINE_BYTES: u64 = 256;
 /// Reasons why a program uses only plain TCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Obstacle {
-    /// There is no dynamic loader, which would read `LD_PRELOAD`.
+    /// It is linked statically, so no loader reads `LD_PRELOAD`.
     Static,
     /// The loader is that of musl or another C library.
     OtherLibrary { loader: String },

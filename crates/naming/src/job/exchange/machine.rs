@@ -6,7 +6,7 @@ use std::path::Path;
 use dipole_link::source_address;
 use dipole_link::sys::{InterfaceAddress, interface_addresses};
 
-use super::card::Candidate;
+use super::business_card::Candidate;
 use super::{directory_number, hashed};
 use crate::bind::{EXPECTED, bind_address};
 use crate::environment::variables;

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use dipole_link::source_address;
 use ipnet::IpNet;
 
-use super::card::{Candidate, Card, Route};
+use super::business_card::{BusinessCard, Candidate, Route};
 
 /// The choice of addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(super) enum Choice {
 
 /// Chooses the subnet that has all nodes. If there are several, the fastest; of equally fast ones
 /// that of the default route.
-pub(super) fn choose(cards: &[&Card]) -> Choice {
+pub(super) fn choose(cards: &[&BusinessCard]) -> Choice {
     let usable = unique(cards);
     let Some((first, others)) = usable.split_first() else {
         return Choice::Common(Vec::new());
@@ -65,7 +65,7 @@ fn subnet(one: &Candidate) -> Option<IpNet> {
 
 /// Addresses of each node without those that another machine has as well, such as of the bridges
 /// that container systems create everywhere.
-fn unique(cards: &[&Card]) -> Vec<Vec<Candidate>> {
+fn unique(cards: &[&BusinessCard]) -> Vec<Vec<Candidate>> {
     let mut owners: HashMap<IpAddr, Option<u64>> = HashMap::new();
     for card in cards {
         for one in &card.addresses {
@@ -76,7 +76,7 @@ fn unique(cards: &[&Card]) -> Vec<Vec<Candidate>> {
         }
     }
     let is_unique = |one: &&Candidate| owners.get(&one.ip).is_some_and(Option::is_some);
-    let of = |card: &&Card| card.addresses.iter().filter(is_unique).cloned().collect();
+    let of = |card: &&BusinessCard| card.addresses.iter().filter(is_unique).cloned().collect();
     cards.iter().map(of).collect()
 }
 
@@ -123,7 +123,7 @@ mod tests {
 
     /// A node with addresses such as `10.0.0.1/24`, `+10.0.0.1/24` (default route) and
     /// `10.0.0.1/24@1000` (speed).
-    fn node(machine: u64, addresses: &str) -> Card {
+    fn node(machine: u64, addresses: &str) -> BusinessCard {
         let one = |text: &str| {
             let (text, speed) = text.split_once('@').unwrap_or((text, "0"));
             let (ip, bits) = text.trim_start_matches('+').split_once('/').unwrap();
@@ -134,7 +134,7 @@ mod tests {
                 is_routed: text.starts_with('+'),
             }
         };
-        Card {
+        BusinessCard {
             node: machine,
             machine,
             port: 1,
@@ -144,7 +144,7 @@ mod tests {
     }
 
     fn chosen(nodes: &[&str]) -> Result<String, Vec<Vec<Candidate>>> {
-        let cards: Vec<Card> = (1..).zip(nodes).map(|(id, text)| node(id, text)).collect();
+        let cards: Vec<BusinessCard> = (1..).zip(nodes).map(|(id, text)| node(id, text)).collect();
         match choose(&cards.iter().collect::<Vec<_>>()) {
             Choice::Common(found) => {
                 let texts: Vec<String> = found.iter().map(ToString::to_string).collect();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Barrier, Mutex};
 
-use super::card::Candidate;
+use super::business_card::Candidate;
 use super::*;
 
 /// A service in memory.
@@ -64,8 +64,8 @@ fn address(ip: &str, prefix_bits: u8) -> Candidate {
     }
 }
 
-fn card(node: u64, addresses: &[Candidate]) -> Card {
-    Card {
+fn card(node: u64, addresses: &[Candidate]) -> BusinessCard {
+    BusinessCard {
         node,
         machine: node,
         port: 10_000 + u16::try_from(node).unwrap(),
@@ -76,7 +76,7 @@ fn card(node: u64, addresses: &[Candidate]) -> Card {
 
 type Exchanged = Result<(Vec<NodeId>, Option<Hosts>), JobError>;
 
-fn exchanged(service: &Memory, cards: &[Card]) -> Vec<Exchanged> {
+fn exchanged(service: &Memory, cards: &[BusinessCard]) -> Vec<Exchanged> {
     let size = u32::try_from(cards.len()).unwrap();
     std::thread::scope(|scope| {
         let ranks = (0..size).zip(cards).map(|(rank, card)| {

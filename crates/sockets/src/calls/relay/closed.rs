@@ -59,7 +59,7 @@ mod tests {
     fn a_socket_is_closed_when_its_last_descriptor_is() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let Ok(listener) = TcpListener::bind(address) else {
-                eprintln!("SKIPPED: there is no {address} here");
+                eprintln!("SKIPPED: this machine has no {address}");
                 continue;
             };
             let one = TcpStream::connect(listener.local_addr().expect("bound")).expect("connects");

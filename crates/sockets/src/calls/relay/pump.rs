@@ -298,7 +298,7 @@ mod tests {
             to[..3].copy_from_slice(b"abc");
             Ok(3)
         }));
-        assert!(!half.fill(false, |_| Err(Errno::IO)), "there is no room");
+        assert!(!half.fill(false, |_| Err(Errno::IO)), "no room");
         let (to, from) = std::os::unix::net::UnixStream::pair().expect("a pair");
         assert!(matches!(half.flush(to.as_fd()), Ok(true)));
         assert!(!half.fill(false, |_| Err(Errno::CONNRESET)));

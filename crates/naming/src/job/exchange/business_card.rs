@@ -1,4 +1,4 @@
-//! Descriptions of nodes, as ranks publish them.
+//! Business cards, as MPICH calls the descriptions of nodes that ranks publish.
 
 use std::fmt::{self, Write};
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ pub(super) struct Candidate {
 
 /// The description of a node that a rank publishes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Card {
+pub(super) struct BusinessCard {
     /// Ranks with the same number share a registry and a network.
     pub(super) node: u64,
     /// Ranks with the same number share a network.
@@ -70,9 +70,9 @@ impl Candidate {
     }
 }
 
-impl fmt::Display for Card {
+impl fmt::Display for BusinessCard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Card {
+        let BusinessCard {
             node,
             machine,
             port,
@@ -88,7 +88,7 @@ impl fmt::Display for Card {
     }
 }
 
-impl Card {
+impl BusinessCard {
     /// Formats the card with as many addresses as fit, and forgets the others.
     pub(super) fn shortened_to(&mut self, max_bytes: usize) -> String {
         self.name = published(&self.name);
@@ -106,7 +106,7 @@ impl Card {
         }
     }
 
-    pub(super) fn parse(text: &str) -> Option<Card> {
+    pub(super) fn parse(text: &str) -> Option<BusinessCard> {
         let mut parts = text.split('/');
         let mut next = || parts.next();
         if next()? != "1" {
@@ -126,7 +126,7 @@ impl Card {
                 .collect::<Option<_>>()?,
         };
         let is_valid = published(&name) == name && addresses.len() <= MAX_ADDRESSES;
-        (is_valid && next().is_none()).then_some(Card {
+        (is_valid && next().is_none()).then_some(BusinessCard {
             node,
             machine,
             port,
@@ -162,7 +162,7 @@ fn published(name: &str) -> String {
 pub(super) enum Route {
     /// This address is the source of packets to the other nodes.
     From(IpAddr),
-    /// There is no route to the node with this index.
+    /// No route leads to the node with this index.
     NoneTo(usize),
 }
 
@@ -198,8 +198,8 @@ mod tests {
 
     use super::*;
 
-    fn card() -> Card {
-        Card {
+    fn card() -> BusinessCard {
+        BusinessCard {
             node: 7,
             machine: u64::MAX,
             port: 10_001,
@@ -218,11 +218,11 @@ mod tests {
             text,
             "1/0000000000000007/ffffffffffffffff/10001/n1.cluster/10.0.0.1-24-25000-1,fd00::1-64-0-0"
         );
-        assert_eq!(Card::parse(&text), Some(card()));
+        assert_eq!(BusinessCard::parse(&text), Some(card()));
         assert_eq!(card().described(), "n1.cluster (10.0.0.1, fd00::1)");
         let mut alone = card();
         alone.addresses.clear();
-        assert_eq!(Card::parse(&alone.to_string()), Some(alone));
+        assert_eq!(BusinessCard::parse(&alone.to_string()), Some(alone));
     }
 
     #[test]
@@ -230,14 +230,14 @@ mod tests {
         let mut short = card();
         let text = short.shortened_to(80);
         assert!(text.ends_with("/n1.cluster/10.0.0.1-24-25000-1"), "{text}");
-        assert_eq!(Card::parse(&text), Some(short.clone()));
+        assert_eq!(BusinessCard::parse(&text), Some(short.clone()));
         let text = short.shortened_to(70);
         assert!(text.ends_with("/10001//10.0.0.1-24-25000-1"), "{text}");
         let mut odd = card();
         odd.name = "a/b c=d\n".repeat(30);
         let text = odd.shortened_to(900);
         assert!(!text.contains([' ', '=', '\n']), "{text}");
-        assert_eq!(Card::parse(&text), Some(odd));
+        assert_eq!(BusinessCard::parse(&text), Some(odd));
     }
 
     #[test]
@@ -256,7 +256,7 @@ mod tests {
             "1/0000000000000007/0000000000000007/1/n/10.0.0.1-24-0-0,",
             "1/0000000000000007/0000000000000007/1/a b/",
         ] {
-            assert_eq!(Card::parse(text), None, "{text}");
+            assert_eq!(BusinessCard::parse(text), None, "{text}");
         }
         for text in [
             "1/from/x",
@@ -275,7 +275,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_is_a_card_or_refused(text in "[ -~]{0,120}") {
-            let _ = (Card::parse(&text), Route::parse(&text, 3));
+            let _ = (BusinessCard::parse(&text), Route::parse(&text, 3));
         }
 
         #[test]
@@ -284,8 +284,8 @@ mod tests {
             let at = at % text.len();
             text[at] = byte;
             let text = String::from_utf8(text).unwrap();
-            if let Some(card) = Card::parse(&text) {
-                prop_assert_eq!(Card::parse(&card.to_string()), Some(card));
+            if let Some(card) = BusinessCard::parse(&text) {
+                prop_assert_eq!(BusinessCard::parse(&card.to_string()), Some(card));
             }
         }
     }
