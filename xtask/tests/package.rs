@@ -169,7 +169,7 @@ fn the_package_is_installed_used_and_removed_in_a_clean_root() {
         .args(["sh", "-c", IN_A_CLEAN_ROOT, "sh"])
         .args([mount.path(), root(), place.path(), &system])
         .env_remove("LD_LIBRARY_PATH"));
-    let version = format!("dipole {}\n", env!("CARGO_PKG_VERSION"));
+    let version = format!("\ndipole {}", env!("CARGO_PKG_VERSION"));
     for line in [
         &*version,
         "\npacked\n",

@@ -90,7 +90,11 @@ impl World {
             let now = Instant(self.now_ns);
             let rank = &mut self.ranks[index];
             let done = match rank.engine.is_open(peer) {
-                Err(_) => true,
+                Err(_) => {
+                    // It may have been sent in part.
+                    rank.long = None;
+                    true
+                }
                 Ok(false) => return,
                 Ok(true) => {
                     let edge = *rank.edges[to].get_or_insert_with(|| {

@@ -126,7 +126,7 @@ pub(super) fn job(get: Lookup<'_>, services: Services) -> Result<Launched, JobEr
             .ok_or(JobError::Lacking {
                 launcher: mpi,
                 variable: "DIPOLE_JOB",
-                advice: "this launcher does not tell its ranks which job they are; give all \
+                advice: "this launcher does not give its ranks which job they are; give all \
                          the same number, as in `mpiexec -genv DIPOLE_JOB $$ ...`",
             })?,
     };

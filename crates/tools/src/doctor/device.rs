@@ -160,7 +160,7 @@ fn rate(megabits: Option<i64>, duplex: Option<&str>) -> Finding {
             "check the cable and the port of the switch",
         ),
         Some(speed @ 1000..) => Finding::good(NAME, format!("{speed} Mbit/s")),
-        _ => Finding::unknown(NAME, "the device does not tell", ""),
+        _ => Finding::unknown(NAME, "the device does not report it", ""),
     }
 }
 

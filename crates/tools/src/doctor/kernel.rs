@@ -69,7 +69,7 @@ fn clock(source: Option<&str>) -> Finding {
         "timebase",
     ];
     match source {
-        None => Finding::unknown(NAME, "the kernel does not tell its clock source", ""),
+        None => Finding::unknown(NAME, "the kernel reports no clock source", ""),
         Some(source) if FAST.contains(&source) => {
             Finding::good(NAME, format!("{source}: read without a system call"))
         }
@@ -123,7 +123,7 @@ fn cores(usable: usize) -> Finding {
     match usable {
         0 => Finding::unknown(
             NAME,
-            "the kernel does not tell how many cores may be used",
+            "the kernel does not report how many cores may be used",
             "",
         ),
         1 => Finding::slow(
@@ -173,7 +173,7 @@ fn capabilities(held: Option<CapabilitySet>) -> Finding {
         (CapabilitySet::BPF, "CAP_BPF", "the bpf link"),
     ];
     let Some(held) = held else {
-        return Finding::unknown(NAME, "the kernel does not tell the capabilities", "");
+        return Finding::unknown(NAME, "the kernel reports no capabilities", "");
     };
     let (has, lacks): (Vec<_>, Vec<_>) = USES.iter().partition(|(one, ..)| held.contains(*one));
     let names: Vec<&str> = has.iter().map(|(_, name, _)| *name).collect();
