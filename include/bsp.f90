@@ -21,12 +21,13 @@ module bsp
   private
 
   public :: bsp_init, bsp_begin, bsp_end, bsp_nprocs, bsp_pid, bsp_abort
-  public :: bsp_sync, bsp_time, bsp_dtime, bsp_cputime, bsp_predict
+  public :: bsp_sync, bsp_time, bsp_dtime, bsp_cputime
+  public :: bsp_predict, bsp_s, bsp_l, bsp_g, bsp_nhalf
   public :: bsp_push_reg, bsp_pop_reg, bsp_put, bsp_hpput, bsp_get, bsp_hpget, bsp_direct_get
   public :: bsp_set_tagsize, bsp_send, bsp_hpsend, bsp_qsize, bsp_get_tag, bsp_move, bsp_hpmove
   public :: bsp_bcast, bsp_gather, bsp_scatter, bsp_allgather, bsp_total_exchange
   public :: bsp_reduce, bsp_fold, bsp_scan
-  public :: bsp_all, bsp_any, bsp_sum, bsp_product, bsp_min, bsp_max
+  public :: bsp_all, bsp_any, bsp_constant, bsp_sort, bsp_sum, bsp_product, bsp_min, bsp_max
   public :: bsp_sum_prefix, bsp_product_prefix, bsp_min_prefix, bsp_max_prefix
   public :: c_int, c_size_t, c_float, c_double, c_ptr, c_null_ptr, c_loc, c_funloc, c_f_pointer
 
@@ -58,6 +59,18 @@ module bsp
       import :: c_double, c_int
       integer(c_int), value :: nprocs
       real(c_double), value :: work, h
+    end function
+    real(c_double) function bsp_s() bind(c, name="bsp_s")
+      import :: c_double
+    end function
+    real(c_double) function bsp_l() bind(c, name="bsp_l")
+      import :: c_double
+    end function
+    real(c_double) function bsp_g() bind(c, name="bsp_g")
+      import :: c_double
+    end function
+    integer(c_int) function bsp_nhalf() bind(c, name="bsp_nhalf")
+      import :: c_int
     end function
     subroutine bsp_pop_reg(address) bind(c, name="bsp_pop_reg")
       import :: c_ptr
@@ -368,6 +381,25 @@ module bsp
       import :: c_int
       integer(c_int), value :: own
     end function
+    integer(c_int) function c_constant(own) bind(c, name="bsp_constantI")
+      import :: c_int
+      integer(c_int), value :: own
+    end function
+  end interface
+
+  interface bsp_sort
+    integer(c_int) function sortI(own) bind(c, name="bsp_sortI")
+      import :: c_int
+      integer(c_int), value :: own
+    end function
+    real(c_float) function sortR(own) bind(c, name="bsp_sortR")
+      import :: c_float
+      real(c_float), value :: own
+    end function
+    real(c_double) function sortD(own) bind(c, name="bsp_sortD")
+      import :: c_double
+      real(c_double), value :: own
+    end function
   end interface
 
   interface bsp_sum
@@ -510,6 +542,12 @@ contains
   logical function bsp_all(own)
     logical, intent(in) :: own
     bsp_all = c_all(merge(1_c_int, 0_c_int, own)) /= 0
+  end function
+
+  ! True if all processes give the same value.
+  logical function bsp_constant(own)
+    integer(c_int), intent(in) :: own
+    bsp_constant = c_constant(own) /= 0
   end function
 
   ! True if the value is true on any process.

@@ -232,6 +232,8 @@ fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
         let from = root().join("crates/bsp-capi/bin").join(script);
         items.push(Item::new(format!("bin/{script}"), copy(&from), PROGRAM));
     }
+    let same = Content::Link("bspcc".to_owned());
+    items.push(Item::new("bin/bspf77", same, PROGRAM));
     for header in HEADERS {
         let from = root().join("include").join(header);
         items.push(Item::new(format!("include/{header}"), copy(&from), DATA));

@@ -1,6 +1,6 @@
 //! The collectives of the Oxford toolset's level 1, and related ones.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use dipole_bsp::Failure;
 use dipole_bsp::misuse::Misuse;
@@ -368,4 +368,46 @@ one_each! {
     bsp_productD_prefix, Prefix, f64, |a, b| a * b, "The product up to the caller.";
     bsp_minD_prefix, Prefix, f64, f64::min, "The minimum up to the caller.";
     bsp_maxD_prefix, Prefix, f64, f64::max, "The maximum up to the caller.";
+}
+
+/// Collects the values of all processes in the order of ranks, and derives a result from them.
+fn of_all<T: Copy>(name: &'static str, own: T, result: impl FnOnce(&mut [T], usize) -> T) -> T {
+    call_and_wait(name, |part| {
+        let mut values = vec![own; part.process.size() as usize];
+        let (src, dst) = ((&raw const own).cast(), values.as_mut_ptr().cast());
+        // SAFETY: the source is a local variable, and `values` has room for one value of each process.
+        unsafe { part.all_gather(src, dst, size_of::<T>() as u64) }?;
+        Ok(result(&mut values, part.process.rank() as usize))
+    })
+}
+
+/// 1 if all processes have given the same value.
+#[allow(non_snake_case, reason = "the names that BSPlib has had since 1998")]
+#[unsafe(no_mangle)]
+pub extern "C" fn bsp_constantI(value: c_int) -> c_int {
+    of_all("bsp_constantI", value, |values, _| {
+        c_int::from(values.iter().all(|other| *other == value))
+    })
+}
+
+macro_rules! sorted {
+    ($($name:ident, $type:ty, $order:expr;)*) => { $(
+        /// The value that has the place of the caller's rank when the values of all processes are in
+        /// ascending order.
+        #[allow(non_snake_case, reason = "the names that BSPlib has had since 1998")]
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name(value: $type) -> $type {
+            of_all(stringify!($name), value, |values, rank| {
+                values.sort_unstable_by($order);
+                values[rank]
+            })
+        }
+    )* };
+}
+
+sorted! {
+    bsp_sortI, c_int, Ord::cmp;
+    bsp_sortR, f32, f32::total_cmp;
+    bsp_sortD, f64, f64::total_cmp;
+    bsp_sortC, c_char, Ord::cmp;
 }

@@ -7,12 +7,14 @@
 
 mod checkpoint;
 mod collectives;
+mod fortran77;
 mod level1;
 mod life;
 mod memory;
 mod messages;
 mod number;
 mod oxford;
+mod parameters;
 mod plan;
 mod reshuffle;
 mod scratch;
@@ -24,11 +26,13 @@ pub use checkpoint::{
     mcbsp_get_checkpoint_frequency, mcbsp_get_safe_checkpoint_frequency,
     mcbsp_set_checkpoint_frequency, mcbsp_set_safe_checkpoint_frequency,
 };
+pub use fortran77::*;
 pub use level1::*;
 pub use life::*;
 pub use memory::*;
 pub use messages::*;
 pub use oxford::*;
+pub use parameters::*;
 pub use reshuffle::{
     Reshuffle, bsp_distribution_elements, bsp_reshuffle_execute, bsp_reshuffle_in_place,
     bsp_reshuffle_plan_create, bsp_reshuffle_plan_destroy,

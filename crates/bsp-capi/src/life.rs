@@ -206,22 +206,6 @@ pub extern "C" fn bsp_cputime() -> f64 {
     seconds
 }
 
-/// Predicts the seconds of a superstep with `nprocs` processes (0 for the present number), in which the
-/// busiest process computes for `work` seconds and sends or receives at most `h` bytes. Negative if it
-/// is not known.
-#[unsafe(no_mangle)]
-pub extern "C" fn bsp_predict(nprocs: c_int, work: f64, h: f64) -> f64 {
-    call("bsp_predict", |part| {
-        let process = &part.process;
-        let size = match nprocs {
-            0 => process.size(),
-            _ => check_max_ranks(nprocs.into())?,
-        };
-        let seconds = process.machine().superstep_seconds(size, work, h);
-        Ok(seconds.unwrap_or(-1.0))
-    })
-}
-
 /// Ends the superstep.
 #[unsafe(no_mangle)]
 pub extern "C" fn bsp_sync() {

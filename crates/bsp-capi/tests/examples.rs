@@ -170,3 +170,31 @@ fn in_fortran() {
         assert_eq!(udp.run().output(), line, "{name}");
     }
 }
+
+#[test]
+fn in_fortran_77() {
+    if Command::new("gfortran").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: gfortran is not installed (package gfortran)");
+        return;
+    }
+    let bench = Bench::new();
+    let source = harness::source("fortran77.f");
+    let line = expected(&source, "C     ");
+    let options = ["-std=legacy", "-Wall", "-Werror"];
+    let program = bench.compile_with("gfortran", "fortran77".as_ref(), &source, &options);
+    for size in [1, 2, 3, 8] {
+        assert_eq!(bench.job(&program, size).run().output(), line);
+    }
+    let udp = bench.job(&program, 3).variable("DIPOLE_LINK", "udp");
+    assert_eq!(udp.run().output(), line);
+    let wrong = bench.path().join("wrong.f");
+    let text = "      call bsp_begin(2)\n      call bsp_abort('no more rice  ')\n      end\n";
+    std::fs::write(&wrong, text).expect("our own folder");
+    let program = bench.compile_with("gfortran", "wrong".as_ref(), &wrong, &options);
+    let done = bench.job(&program, 1).run();
+    let messages = done.messages();
+    assert!(
+        messages[0].ends_with("bsp_abort: no more rice"),
+        "{messages:?}"
+    );
+}

@@ -1,4 +1,5 @@
-//! The measured cost of supersteps determines the algorithms of collectives, and the results of `bsp_predict`.
+//! The measured cost of supersteps determines the algorithms of collectives, and the results of `bsp_predict`, `bsp_s`, `bsp_l`, `bsp_g`
+//! and `bsp_nhalf`.
 
 mod harness;
 
@@ -70,11 +71,14 @@ fn a_superstep_is_predicted_from_the_profile_of_rank_0_and_not_at_all_without() 
     let folder = tempfile::tempdir().expect("a folder");
     let nothing = folder.path().join("nothing");
     let (_, output) = run(&bench, &program, &nothing, 10);
-    assert_eq!(output, "-1.000000000 -1.000000000 -1.000000000\n");
+    let unknown = "-1.000000000 -1.000000000 -1.000000000; s -1, l -1, g -1, n1/2 -1\n";
+    assert_eq!(output, unknown);
     measured(folder.path(), 8000.0);
     let (_, output) = run(&bench, &program, folder.path(), 10);
     // l; 1 ms of work, 1 MB at 0.5 ns, and l; l interpolated from p = 2 and 4.
-    assert_eq!(output, "0.000008000 0.001508000 0.000016000\n");
+    // 1 flop takes 1 ns, a word 2 ns.
+    let known = "0.000008000 0.001508000 0.000016000; s 1000, l 8000, g 2, n1/2 4000\n";
+    assert_eq!(output, known);
 }
 
 #[test]

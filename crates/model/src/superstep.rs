@@ -64,6 +64,12 @@ impl Parameters {
     pub fn work_ns(&self, flops: f64) -> f64 {
         flops * 1e3 / self.s_mflops
     }
+
+    /// Floating-point operations that a rank completes in this time.
+    #[must_use]
+    pub fn flops(&self, ns: f64) -> f64 {
+        ns * 1e-3 * self.s_mflops
+    }
 }
 
 /// Costs measured in one placement: all ranks on one node, or each on its own node.

@@ -135,6 +135,10 @@ static void one_value_each(void)
     REQUIRE(bsp_productD(2) == 1 << p && bsp_productD_prefix(2) == 2 << me);
     REQUIRE(bsp_minD(me) == 0 && bsp_maxD(me) == p - 1);
     REQUIRE(bsp_minD_prefix(-me) == -me && bsp_maxD_prefix(-me) == 0);
+    REQUIRE(bsp_constantI(7) && bsp_constantI(me) == (p == 1) && bsp_constantI(me > 0) == (p == 1));
+    REQUIRE(bsp_sortI(p - me) == me + 1 && bsp_sortI((p - 1 - me) / 2) == me / 2);
+    REQUIRE(bsp_sortR(-0.5f * me) == -0.5f * (p - 1 - me) && bsp_sortD(-me) == me - p + 1);
+    REQUIRE(bsp_sortC((char)('p' - me)) == 'p' - (p - 1 - me));
 }
 
 static void what_was_asked_for_before_happens_too(void)

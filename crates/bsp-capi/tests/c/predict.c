@@ -1,7 +1,7 @@
 /*
  * A broadcast and a sum; the argument is the number of bytes. Prints predictions.
  */
-#include <bsp.h>
+#include <bsp_level1.h>
 #include <stdlib.h>
 
 static void add(int *sum, int *one, int *other, int *nbytes)
@@ -25,8 +25,9 @@ int main(int argc, char **argv)
         if (values[i] != i || sums[i] != p * i)
             bsp_abort("process %d has %d and %d at place %d", me, values[i], sums[i], i);
     if (me == p - 1)
-        printf("%.9f %.9f %.9f\n", bsp_predict(0, 0, 0), bsp_predict(p, 1e-3, 1e6),
-               bsp_predict(2 * p, 0, 0));
+        printf("%.9f %.9f %.9f; s %g, l %g, g %g, n1/2 %d\n", bsp_predict(0, 0, 0),
+               bsp_predict(p, 1e-3, 1e6), bsp_predict(2 * p, 0, 0), bsp_s(), bsp_l(), bsp_g(),
+               bsp_nhalf());
     free(values);
     free(sums);
     bsp_end();
