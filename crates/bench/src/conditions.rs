@@ -1,5 +1,6 @@
 //! Conditions of a measurement that readers must know: machine, cores, load, stolen time.
 
+use dipole_node::variables;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::machine::{self, Cores, Stolen};
@@ -43,7 +44,16 @@ pub fn on_machine(places: &str) -> String {
         Some(load) => format!("; load {load:.2}"),
         None => String::new(),
     };
-    format!("{}; {places}{load}", machine::description())
+    format!("{}; {places}{load}{}", machine::description(), checksum())
+}
+
+/// Describes the checksum of packets over UDP sockets if it is not the default one.
+fn checksum() -> String {
+    let given = std::env::var(variables::CHECKSUM).unwrap_or_default();
+    match given.is_empty() {
+        true => String::new(),
+        false => format!("; {}={given}", variables::CHECKSUM),
+    }
 }
 
 /// Describes what happened during the measurement: distance of the cores and stolen time.

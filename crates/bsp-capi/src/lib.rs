@@ -13,12 +13,14 @@ mod life;
 mod memory;
 mod messages;
 mod number;
+mod output;
 mod oxford;
 mod parameters;
 mod plan;
 mod reshuffle;
 mod scratch;
 mod section;
+mod sections;
 mod text;
 
 pub use checkpoint::{

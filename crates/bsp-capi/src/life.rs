@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use dipole_bsp::{Process, check_max_ranks};
 
 use crate::checkpoint;
+use crate::output;
 use crate::section::{self, Site, Stage, call, call_and_wait, rank_and_size, refuse};
+use crate::sections;
 
 /// Names the function that contains the parallel part, if that is not `main`.
 ///
@@ -24,10 +26,15 @@ pub unsafe extern "C" fn bsp_init(
     let site = Site::of("bsp_init");
     match section::stage() {
         Stage::Before => {}
+        Stage::After if sections::can_continue() => {}
         Stage::Initialised => refuse(site, "called twice"),
         Stage::Inside => refuse(
             site,
             "called after bsp_begin: it must be the first statement of main",
+        ),
+        Stage::After if sections::are_named() => refuse(
+            site,
+            "a program that was restarted from a checkpoint has no further parallel sections",
         ),
         Stage::After => refuse(
             site,
@@ -37,7 +44,9 @@ pub unsafe extern "C" fn bsp_init(
     let Some(spmd) = spmd else {
         refuse(site, "the function must not be NULL");
     };
+    sections::name(spmd);
     section::set_initialised();
+    output::unbuffer_if_wanted();
     watch_the_end();
     if rank_and_size().0 > 0 {
         // SAFETY: the caller guarantees that `spmd` is a function.
@@ -53,21 +62,28 @@ fn begin(max: i64) {
     match section::stage() {
         Stage::Before | Stage::Initialised => {}
         Stage::Inside => refuse(site, "called twice"),
-        Stage::After => refuse(site, "called after bsp_end: there is one parallel part"),
+        Stage::After if sections::can_continue() => {}
+        Stage::After => refuse(
+            site,
+            "called after bsp_end: only functions that bsp_init names may follow each other",
+        ),
     }
     dipole_bsp::log::init_library("libbsp");
+    output::unbuffer_if_wanted();
     // On other processes the argument may be uninitialised.
     let max = (rank_and_size().0 == 0)
         .then(|| check_max_ranks(max))
         .transpose();
     let max = max.unwrap_or_else(|failure| refuse(site, &failure.to_string()));
-    match Process::begin(max) {
+    let begun = match (sections::are_named(), rank_and_size().0) {
+        (false, _) => Process::begin(max),
+        (true, 0) => sections::begin(max).map(Some),
+        (true, _) => sections::join().map(Some),
+    };
+    match begun {
         Ok(Some(process)) => section::begin(process),
         // More processes were launched than take part.
-        Ok(None) => {
-            section::set_surplus();
-            exit()
-        }
+        Ok(None) => section::leave(),
         Err(failure) => section::fail_to_begin(site, &failure),
     }
     watch_the_end();
@@ -88,15 +104,12 @@ pub extern "C" fn mcbsp_begin(maxprocs: c_uint) {
 /// Ends the parallel part, and all processes but the first.
 #[unsafe(no_mangle)]
 pub extern "C" fn bsp_end() {
-    let rank = section::end("bsp_end");
-    if rank > 0 {
-        exit();
+    match section::end("bsp_end") {
+        (0, None) => {}
+        (0, Some(standby)) => sections::keep(standby),
+        (_, None) => section::leave(),
+        (_, Some(standby)) => sections::wait(standby),
     }
-}
-
-fn exit() -> ! {
-    // SAFETY: the thread that runs the program calls this, as the program itself could.
-    unsafe { libc::exit(0) }
 }
 
 /// The process that registered `at_exit`.
@@ -120,6 +133,7 @@ extern "C" fn at_exit() {
     }
     match section::stage() {
         Stage::Inside => refuse(Site::of("exit"), "the program ends without bsp_end"),
+        Stage::After => sections::dismiss(),
         Stage::Initialised if rank_and_size().1 > 1 => {
             refuse(
                 Site::of("exit"),

@@ -16,6 +16,7 @@ use dipole_bsp::{Call, Failure};
 
 use crate::plan::Reshuffle;
 use crate::scratch::{Process, Scratch};
+use crate::sections::Standby;
 
 /// State of the program's parallel part.
 pub(crate) struct ParallelPart {
@@ -85,9 +86,11 @@ pub(crate) fn set_initialised() {
     STAGE.store(Stage::Initialised as u32, Ordering::Relaxed);
 }
 
-/// Marks this process as surplus: it takes no part.
-pub(crate) fn set_surplus() {
+/// Ends this process, which takes no part, or no further one.
+pub(crate) fn leave() -> ! {
     STAGE.store(Stage::After as u32, Ordering::Relaxed);
+    // SAFETY: the thread that runs the program calls this, as the program itself could.
+    unsafe { libc::exit(0) }
 }
 
 /// Sets the position of the next call. The macros of `bsp.h` call this.
@@ -231,17 +234,17 @@ pub(crate) fn call_and_wait<A>(
     })
 }
 
-/// Ends the parallel part. Returns the rank of this process.
-pub(crate) fn end(name: &'static str) -> u32 {
-    let rank = call_and_wait(name, |part| {
-        part.process.end()?;
-        Ok(part.process.rank())
+/// Ends the parallel part. Returns the rank of this process, and what remains for further parts.
+pub(crate) fn end(name: &'static str) -> (u32, Option<Standby>) {
+    let ended = call_and_wait(name, |part| {
+        let standby = part.process.end_section()?;
+        Ok((part.process.rank(), standby))
     });
     // SAFETY: this thread is the owner, and the call is over.
     unsafe { *SECTION.part.get() = None };
     STAGE.store(Stage::After as u32, Ordering::Relaxed);
     OWNER.store(0, Ordering::Relaxed);
-    rank
+    ended
 }
 
 fn report(position: &str, what: &str) {

@@ -22,5 +22,5 @@ pub use dipole_link::shm::pull::PullRange;
 pub use dipole_node::log;
 pub use failure::Failure;
 pub use misuse::Misuse;
-pub use process::{Process, check_max_ranks, rank_and_size};
+pub use process::{Decision, Process, Standby, check_max_ranks, rank_and_size};
 pub use program::{Area, Element, Program, ReceivedMessage};

@@ -8,9 +8,11 @@ mod open_memory;
 mod pacer;
 mod pending;
 mod shared_memory;
+mod standby;
 mod start;
 mod sync;
 
+pub use standby::{Decision, Standby};
 pub use start::{check_max_ranks, rank_and_size};
 
 use std::ffi::c_void;
@@ -72,6 +74,8 @@ pub struct Process<C: Carrier> {
     trace: Option<Box<Tracer>>,
     /// `None` if the job was started without a folder for them.
     checkpoints: Option<Box<Checkpoints>>,
+    /// What remains of the program's ranks after this parallel section; `None` if it is the only one.
+    standby: Option<Box<Standby<C>>>,
 }
 
 impl<C: Carrier> Process<C> {

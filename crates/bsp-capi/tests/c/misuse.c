@@ -169,7 +169,7 @@ static void life_begin_with_a_negative_number(void)
     bsp_begin(-3); /* here */
 }
 
-/* alone: rank 0: bsp_begin: called after bsp_end: there is one parallel part */
+/* alone: rank 0: bsp_begin: called after bsp_end: only functions that bsp_init names may follow each other */
 static void life_begin_again(void)
 {
     begin();

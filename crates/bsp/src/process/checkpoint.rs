@@ -199,6 +199,7 @@ impl<C: Carrier> Process<C> {
         forget(&mut self.pending, PendingCalls::new(self.size));
         forget(&mut self.pacer, Pacer::unpaced());
         forget(&mut self.trace, None);
+        forget(&mut self.standby, None);
         if let Some(checkpoints) = &mut self.checkpoints {
             let last = checkpoints.last;
             if let Some(now) = Checkpoints::from_env()? {

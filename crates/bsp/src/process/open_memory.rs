@@ -134,6 +134,12 @@ impl<C: Carrier> Process<C> {
         }
     }
 
+    /// Ends all access to the program's memory, because the parallel section has ended.
+    pub(super) fn close_all_memory(&mut self) {
+        let keys = self.open.by_key.keys().copied().collect();
+        self.close_memory(keys);
+    }
+
     /// Ends all access to the program's memory, because the program ends with an error.
     pub(super) fn reclaim_memory(&mut self) {
         self.open.revoke_all();

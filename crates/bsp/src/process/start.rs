@@ -10,6 +10,7 @@ use super::open_memory::OpenMemory;
 use super::pacer::Pacer;
 use super::pending::PendingCalls;
 use super::shared_memory::SharedMemory;
+use super::standby::Standby;
 use crate::call::Call;
 use crate::carrier::{AnyCarrier, Carrier, Connection, job, machine};
 use crate::failure::Failure;
@@ -50,8 +51,8 @@ impl Process<AnyCarrier> {
             _ => {
                 let alone = NodeMap::new(&[0]);
                 let terms = StartTerms::new(&alone, machine("shm", true)?);
-                return Process::connect(AnyCarrier::None, (0, 1), &alone, terms, Vec::new())
-                    .map(Some);
+                let start = Start::only(terms, Vec::new());
+                return Process::connect(AnyCarrier::None, (0, 1), &alone, start).map(Some);
             }
         };
         let own = (job.rank, job.size);
@@ -77,21 +78,58 @@ impl Process<AnyCarrier> {
 
 /// Decisions of rank 0 for all ranks.
 #[derive(Clone, Debug)]
-struct StartTerms {
+pub(super) struct StartTerms {
     /// Empty supersteps before the program's first one, for tracing.
     rounds: u32,
     /// Random number in the trace files of this run.
     run: u32,
     machine: Machine,
+    /// Name of the parallel section, if the program may have several.
+    pub(super) section: Vec<u8>,
+    /// Traces may be written: this is the first section.
+    is_first: bool,
 }
 
 impl StartTerms {
-    fn new(node_map: &NodeMap, machine: Machine) -> StartTerms {
+    pub(super) fn new(node_map: &NodeMap, machine: Machine) -> StartTerms {
         let is_traced = dipole_node::trace_dir().is_some() && node_map.nodes() > 1;
         StartTerms {
             rounds: u32::from(is_traced) * CLOCK_ROUNDS,
             run: rand::random(),
             machine,
+            section: Vec::new(),
+            is_first: true,
+        }
+    }
+
+    /// The terms of one of several sections.
+    pub(super) fn of_section(mut self, section: Vec<u8>, is_first: bool) -> StartTerms {
+        if !is_first {
+            self.rounds = 0;
+        }
+        StartTerms {
+            section,
+            is_first,
+            ..self
+        }
+    }
+}
+
+/// What a rank knows when it takes part.
+pub(super) struct Start<C: Carrier> {
+    pub(super) terms: StartTerms,
+    pub(super) early: Early<C>,
+    /// Keeps the links for further sections.
+    pub(super) standby: Option<Standby<C>>,
+}
+
+impl<C: Carrier> Start<C> {
+    /// The start of the only section of a program.
+    fn only(terms: StartTerms, early: Early<C>) -> Start<C> {
+        Start {
+            terms,
+            early,
+            standby: None,
         }
     }
 }
@@ -107,7 +145,7 @@ fn with_slots(
 }
 
 /// A message and its sender, received before this rank was ready for it.
-type Early<C> = Vec<(u32, <C as Carrier>::Message)>;
+pub(super) type Early<C> = Vec<(u32, <C as Carrier>::Message)>;
 
 impl<C: Carrier> Process<C> {
     /// Begins as rank `rank` of `size`, connected by a carrier. Rank 0 lets at most `max_ranks`
@@ -158,20 +196,25 @@ impl<C: Carrier> Process<C> {
             return Ok(None);
         }
         if rank == 0 {
-            release_surplus(&mut carrier, participants..size, &mut early)?;
+            collect(&mut carrier, participants..size, &mut early)?;
         }
         let node_map = node_map.first_ranks(participants);
-        Process::connect(carrier, (rank, participants), &node_map, terms, early).map(Some)
+        let own = (rank, participants);
+        Process::connect(carrier, own, &node_map, Start::only(terms, early)).map(Some)
     }
 
     /// Shares memory with the ranks of this node, and waits for all others.
-    fn connect(
+    pub(super) fn connect(
         carrier: C,
         (rank, size): (u32, u32),
         node_map: &NodeMap,
-        terms: StartTerms,
-        early: Early<C>,
+        start: Start<C>,
     ) -> Result<Process<C>, Failure> {
+        let Start {
+            terms,
+            early,
+            standby,
+        } = start;
         let ranks: Vec<u32> = node_map.ranks_with(rank).collect();
         let shared = match ranks.len() {
             1 => None,
@@ -190,7 +233,8 @@ impl<C: Carrier> Process<C> {
                 _ => carrier.name(),
             },
         };
-        let trace = dipole_node::trace_dir().and_then(|directory| Tracer::begin(&directory, &info));
+        let directory = dipole_node::trace_dir().filter(|_| terms.is_first);
+        let trace = directory.and_then(|directory| Tracer::begin(&directory, &info));
         let mut process = Process {
             rank,
             size,
@@ -213,6 +257,7 @@ impl<C: Carrier> Process<C> {
             machine: terms.machine,
             trace,
             checkpoints: Checkpoints::from_env()?,
+            standby: standby.map(Box::new),
         };
         let mut started = process.share_windows(early);
         for _ in 0..first {
@@ -223,7 +268,10 @@ impl<C: Carrier> Process<C> {
             return Err(failure);
         }
         if node_map.nodes() == 1 {
-            process.close(Duration::ZERO);
+            match &mut process.standby {
+                Some(standby) => standby.put_back(process.carrier.take()),
+                None => process.close(Duration::ZERO),
+            }
         }
         process.begun = Instant::now();
         Ok(process)
@@ -293,7 +341,7 @@ impl<C: Carrier> Process<C> {
 }
 
 /// Sends rank 0's decisions to the other ranks. Keeps what they send meanwhile.
-fn send_start<C: Carrier>(
+pub(super) fn send_start<C: Carrier>(
     carrier: &mut C,
     size: u32,
     participants: u32,
@@ -307,8 +355,9 @@ fn send_start<C: Carrier>(
         ..Head::new(Kind::Start, 0)
     };
     let mut start = head.encode().to_vec();
+    let body = (&terms.machine, &terms.section, terms.is_first);
     // A rank that receives no costs chooses its algorithms as without a profile.
-    start.extend(serde_json::to_vec(&terms.machine).unwrap_or_default());
+    start.extend(serde_json::to_vec(&body).unwrap_or_default());
     for to in 1..size {
         while !carrier.has_room()? {
             early.extend(carrier.receive(CHECK_INTERVAL)?);
@@ -318,19 +367,19 @@ fn send_start<C: Carrier>(
     Ok(())
 }
 
-/// Waits until the surplus ranks have confirmed that they take no part. Keeps what other ranks
-/// send meanwhile. Surplus ranks that wait for rank 0 may have sent probes.
-fn release_surplus<C: Carrier>(
+/// Waits until these ranks have confirmed that they take no part, or have left a section. Keeps what
+/// other ranks send meanwhile. Ranks that wait for rank 0 may have sent probes.
+pub(super) fn collect<C: Carrier>(
     carrier: &mut C,
-    surplus: Range<u32>,
+    ranks: Range<u32>,
     early: &mut Early<C>,
 ) -> Result<(), Failure> {
-    let mut missing: Vec<u32> = surplus.clone().collect();
+    let mut missing: Vec<u32> = ranks.clone().collect();
     let mut slow_wait = SlowWaitLog::new();
     let mut arrived = std::mem::take(early);
     loop {
         for (from, message) in arrived.drain(..) {
-            if !surplus.contains(&from) {
+            if !ranks.contains(&from) {
                 early.push((from, message));
             } else if Head::decode(&message).is_some_and(|(head, _)| head.kind == Kind::Start) {
                 missing.retain(|rank| *rank != from);
@@ -352,12 +401,17 @@ fn release_surplus<C: Carrier>(
 }
 
 /// Waits for rank 0's decisions. Keeps what other ranks send meanwhile.
-fn wait_start<C: Carrier>(
+pub(super) fn wait_start<C: Carrier>(
     carrier: &mut C,
     early: &mut Early<C>,
 ) -> Result<(u32, StartTerms), Failure> {
+    let mut kept = std::mem::take(early).into_iter();
     loop {
-        let Some((from, message)) = carrier.receive(CHECK_INTERVAL)? else {
+        let next = match kept.next() {
+            None => carrier.receive(CHECK_INTERVAL)?,
+            next => next,
+        };
+        let Some((from, message)) = next else {
             if dipole_node::is_cancelled() {
                 return Err(Failure::Interrupted);
             }
@@ -367,14 +421,17 @@ fn wait_start<C: Carrier>(
         };
         match Head::decode(&message) {
             Some((head, body)) if head.kind == Kind::Start && from == 0 => {
-                let machine = match body {
-                    [] => Machine::default(),
+                let (machine, section, is_first) = match body {
+                    [] => Default::default(),
                     body => serde_json::from_slice(body).map_err(|_| Malformed)?,
                 };
+                early.extend(kept);
                 let terms = StartTerms {
                     rounds: head.index.min(CLOCK_ROUNDS),
                     run: head.summary_bytes,
                     machine,
+                    section,
+                    is_first,
                 };
                 return Ok((head.total, terms));
             }

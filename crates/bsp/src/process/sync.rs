@@ -13,8 +13,8 @@ use dipole_link::window::Source;
 use effects::Effects;
 use waiting::Event;
 
-use super::Process;
 use super::pending::RemoteCalls;
+use super::{Process, Standby};
 use crate::carrier::Carrier;
 use crate::failure::Failure;
 use crate::local::{Arrival, INLINE_RECORD_BYTES, SyncPhase};
@@ -49,6 +49,28 @@ impl<C: Carrier> Process<C> {
         }
         self.close(Duration::from_secs(5));
         Ok(())
+    }
+
+    /// Ends the last superstep of a parallel section, and returns the ranks for the next one; `None`,
+    /// with all links closed, if the process cannot begin another.
+    ///
+    /// # Errors
+    /// The errors of [`sync`](Self::sync).
+    pub fn end_section(&mut self) -> Result<Option<Standby<C>>, Failure> {
+        if self.standby.is_none() {
+            self.end()?;
+            return Ok(None);
+        }
+        self.end_superstep(Ending::End)?;
+        if let Some(trace) = &self.trace {
+            trace.close(State::Ended);
+        }
+        self.close_all_memory();
+        let carrier = self.carrier.take();
+        Ok(self.standby.take().map(|mut standby| {
+            standby.put_back(carrier);
+            *standby
+        }))
     }
 
     pub(super) fn end_superstep(&mut self, ending: Ending) -> Result<(), Failure> {

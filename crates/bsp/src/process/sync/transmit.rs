@@ -139,6 +139,12 @@ impl<C: Carrier> Process<C> {
             Some((head, _)) if head.kind == Kind::Abort => Err(Failure::Aborted { rank: from }),
             // The acknowledgement by the link is all that the sender of a probe needs.
             Some((head, _)) if head.kind == Kind::Probe => Ok(()),
+            Some((head, _)) if head.kind == Kind::Start && self.standby.is_some() => {
+                if let Some(standby) = &mut self.standby {
+                    standby.keep(from, message);
+                }
+                Ok(())
+            }
             Some((head, _)) => Ok(self.exchange.accept(from, head, message)?),
             None => Err(Malformed.into()),
         }
