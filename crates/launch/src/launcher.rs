@@ -278,7 +278,8 @@ impl Launch {
                 }
                 Some(Event::Host(HostEvent::ByAgent(index))) => self.set_reached_by_agent(index),
                 Some(Event::Host(HostEvent::StderrLine(index, line))) => {
-                    self.on_stderr(index, &line)
+                    self.note_message(index, &line);
+                    self.on_stderr(index, &line);
                 }
                 Some(Event::Host(HostEvent::Ended(index, reason))) => self.on_end(index, reason),
                 Some(Event::Signal(signal)) => self.forward_signal(signal),

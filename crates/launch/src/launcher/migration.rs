@@ -33,6 +33,8 @@ pub(super) struct Migration {
     /// The job at its new places.
     plan: Plan,
     moves: BTreeMap<u32, Move>,
+    /// The last message on standard error of each new contact.
+    messages: BTreeMap<usize, String>,
     until: Instant,
     stage: Stage,
     /// When rank 0 had all images: the job stands still about since then.
@@ -198,6 +200,7 @@ impl Launch {
             },
             plan,
             moves,
+            messages: BTreeMap::new(),
             until: now + Duration::from_millis(request.timeout_ms),
             stage: Stage::Contacting,
             stopped_at: now,
@@ -478,9 +481,20 @@ impl Launch {
         if is_open {
             let host = self.contacts.get(&index).map(|it| it.host.to_string());
             let host = host.unwrap_or_default();
-            self.cancel_migration(&format!("{host}: {reason}"));
+            let message = migration.and_then(|it| it.messages.get(&index));
+            let message = message.map_or(String::new(), |text| format!(" ({text})"));
+            self.cancel_migration(&format!("{host}: {reason}{message}"));
         }
         is_open
+    }
+
+    /// Notes a message of a host to which ranks move: it may explain why the host is lost.
+    pub(super) fn note_message(&mut self, index: usize, text: &str) {
+        if let Some(migration) = &mut self.attempt.migration
+            && migration.is_target(index)
+        {
+            migration.messages.insert(index, text.to_owned());
+        }
     }
 
     /// Handles the end of a process that is not the present one of its rank.
