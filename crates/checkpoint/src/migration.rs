@@ -40,7 +40,7 @@ pub enum Note {
     Decision(u64),
     /// `Vec<u8>`.
     Input(u64),
-    /// `()`.
+    /// `bool`: true.
     Go(u64),
     /// [`Answer`].
     Answer(u64),

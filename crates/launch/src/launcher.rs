@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use dipole_checkpoint::Note;
 use dipole_node::NodeId;
 use dipole_node::hosts::Host;
 use rustix::process::{Signal, getpid, kill_process};
@@ -149,6 +150,8 @@ struct Attempt {
     input_bytes: usize,
     /// The migration that is under way.
     migration: Option<Box<Migration>>,
+    /// Notes for ranks that could not be written yet.
+    unwritten: Vec<(Note, bool)>,
     /// When the launcher last looked for notes of a migration.
     looked_at: Option<Instant>,
 }

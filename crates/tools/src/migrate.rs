@@ -60,7 +60,7 @@ pub(crate) fn execute(
         return Err(Failure::from(reason));
     }
     let timeout = Duration::from_secs(args.timeout.into());
-    let number = rand_number()?;
+    let number = random_number()?;
     let request = MigrationRequest {
         number,
         to: args.to.clone(),
@@ -112,6 +112,6 @@ fn wait(store: &Store, number: u64, timeout: Duration) -> Result<Answer, Failure
     }
 }
 
-fn rand_number() -> Result<u64, Failure> {
+fn random_number() -> Result<u64, Failure> {
     Ok(u64::from_le_bytes(dipole_naming::key::random_bytes()?))
 }

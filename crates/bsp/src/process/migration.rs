@@ -33,7 +33,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// How long what was sent over the former links may take to arrive.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An order that rank 0 accepts, or why it does not.
+/// An order that rank 0 accepts, or its reason to refuse it.
 type Accepted = Result<Order, String>;
 
 impl<C: Carrier> Process<C> {
@@ -134,10 +134,10 @@ impl<C: Carrier> Process<C> {
             let outcomes = outcomes.map_err(|_| Malformed)?;
             let sets: Result<Vec<u64>, String> = outcomes.into_iter().collect();
             let prepared = sets.and_then(|sets| sets.first().copied().ok_or_else(String::new));
-            report(store, Note::Prepared(order.number), &prepared);
+            let is_reported = report(store, Note::Prepared(order.number), &prepared);
             let decision = match prepared {
-                Ok(_) => wait_for(store, Note::Decision(order.number))?,
-                Err(_) => false,
+                Ok(_) if is_reported => wait_for(store, Note::Decision(order.number))?,
+                _ => false,
             };
             messages.extend((0..self.size).map(|to| (to, vec![u8::from(decision)])));
         }
@@ -160,10 +160,15 @@ fn encode(content: &impl Serialize) -> Result<Vec<u8>, Failure> {
     Ok(postcard::to_stdvec(content).map_err(|_| Malformed)?)
 }
 
-/// Leaves a note for the launcher, which gives up in time if it gets none.
-fn report(store: &Store, note: Note, content: &impl Serialize) {
-    if let Err(error) = store.leave(note, content) {
-        eprintln!("bsp: migration: {error}");
+/// Leaves a note for the launcher, which cancels the migration if it gets none in time. Returns
+/// whether it could be written.
+fn report(store: &Store, note: Note, content: &impl Serialize) -> bool {
+    match store.leave(note, content) {
+        Ok(()) => true,
+        Err(error) => {
+            eprintln!("bsp: migration: {error}");
+            false
+        }
     }
 }
 
@@ -188,7 +193,8 @@ fn wait_to_go(store: &Store, rank: u32) -> Result<(), Failure> {
         return Ok(());
     };
     report(store, Note::Arrived(number, rank), &());
-    wait_for(store, Note::Go(number))
+    let _goes: bool = wait_for(store, Note::Go(number))?;
+    Ok(())
 }
 
 /// The job at its new places.

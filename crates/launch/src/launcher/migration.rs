@@ -141,6 +141,8 @@ impl Launch {
             return;
         }
         self.attempt.looked_at = Some(now);
+        let is_unwritten = |(note, content): &(Note, bool)| store.leave(*note, content).is_err();
+        self.attempt.unwritten.retain(is_unwritten);
         if let Some(request) = store.take_note::<MigrationRequest>(Note::Request)
             && let Err(reason) = self.begin_migration(&request, setup)
         {
@@ -385,7 +387,7 @@ impl Launch {
             self.attempt.input.insert(0, unread);
             self.repeat_input();
         }
-        self.leave(Note::Go(number), &());
+        self.leave_for_ranks(Note::Go(number), true);
         let stood_still = migration.stopped_at.elapsed();
         let mut moved = Vec::new();
         for (rank, one) in &migration.moves {
@@ -408,7 +410,7 @@ impl Launch {
         if let Some(checkpoints) = &self.checkpoints {
             let _withdrawn: Option<Order> = checkpoints.store().take_note(Note::Order);
         }
-        self.leave(Note::Decision(migration.number()), &false);
+        self.leave_for_ranks(Note::Decision(migration.number()), false);
         for index in migration.arrivals().into_keys() {
             self.disconnect(index);
         }
@@ -430,12 +432,22 @@ impl Launch {
         }
     }
 
-    /// Leaves a note. Its receiver gives up after a while if it cannot be written.
-    fn leave(&self, note: Note, content: &impl serde::Serialize) {
-        if let Some(checkpoints) = &self.checkpoints
-            && let Err(error) = checkpoints.store().leave(note, content)
-        {
-            self.print_message(format!("migration: {error}"));
+    /// Leaves a note for which ranks wait. If the disk is full, the launcher tries again later.
+    fn leave_for_ranks(&mut self, note: Note, content: bool) {
+        if !self.leave(note, &content) {
+            self.attempt.unwritten.push((note, content));
+        }
+    }
+
+    /// Leaves a note; returns whether it was written. Its receiver gives up after a while if it cannot be written.
+    fn leave(&self, note: Note, content: &impl serde::Serialize) -> bool {
+        let store = self.checkpoints.as_ref().map(|it| it.store());
+        match store.map(|store| store.leave(note, content)) {
+            Some(Err(error)) => {
+                self.print_message(format!("migration: {error}"));
+                false
+            }
+            _ => true,
         }
     }
 
