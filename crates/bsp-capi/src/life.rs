@@ -34,7 +34,7 @@ pub unsafe extern "C" fn bsp_init(
         ),
         Stage::After if sections::are_named() => refuse(
             site,
-            "a program that was restarted from a checkpoint has no further parallel sections",
+            "a program whose ranks were restarted or moved has no further parallel sections",
         ),
         Stage::After => refuse(
             site,

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dipole_node::RegionMemory;
+use dipole_node::job::Job;
 
 use crate::failure::Failure;
 
@@ -22,11 +23,12 @@ pub trait Carrier {
     /// Type of received messages.
     type Message: Deref<Target = [u8]>;
 
-    /// Opens the links again after the process was restored from an image.
+    /// Opens links again: those of `job`, or of the environment's job after the process was restored
+    /// from an image.
     ///
     /// # Errors
     /// The links cannot be opened, or this carrier has none of its own.
-    fn reopen() -> Result<Connection<Self>, Failure>
+    fn reopen(_job: Option<Job>) -> Result<Connection<Self>, Failure>
     where
         Self: Sized,
     {
@@ -152,8 +154,8 @@ impl Deref for AnyMessage {
 impl Carrier for AnyCarrier {
     type Message = AnyMessage;
 
-    fn reopen() -> Result<Connection<AnyCarrier>, Failure> {
-        Connection::open_again()
+    fn reopen(job: Option<Job>) -> Result<Connection<AnyCarrier>, Failure> {
+        Connection::open_again(job)
     }
 
     fn has_room(&mut self) -> Result<bool, Failure> {

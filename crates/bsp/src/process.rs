@@ -4,6 +4,7 @@ mod abort;
 mod calls;
 mod checkpoint;
 mod collective_state;
+mod migration;
 mod open_memory;
 mod pacer;
 mod pending;

@@ -14,6 +14,7 @@ pub mod pace;
 pub mod queue;
 pub mod record;
 pub mod registrations;
+pub mod request;
 pub mod rounds;
 pub mod schedule;
 pub mod summary;

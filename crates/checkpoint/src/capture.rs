@@ -6,13 +6,14 @@
 
 use std::ffi::c_void;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Read};
+use std::io::{self, BufWriter, PipeReader, PipeWriter, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::context::call_with_context;
 use crate::descriptors::open_files;
-use crate::error::{CaptureError, Outcome};
+use crate::error::{CaptureError, Outcome, Until};
 use crate::handover::Handover;
 use crate::image::{CHUNK_BYTES, Header, Identity, Layout, PAGE_BYTES, Thread, Writer};
 use crate::machine::Machine;
@@ -40,12 +41,14 @@ fn system(doing: &'static str) -> impl Fn(io::Error) -> CaptureError {
 /// saved: they belong to this library.
 ///
 /// # Errors
-/// The program cannot be saved, or no child can be started.
+/// The program cannot be saved, or no child can be started, or the image that is waited for was not
+/// written.
 pub fn take(
     store: &Store,
     identity: Identity,
     ignored: &[PathBuf],
     reporter: &str,
+    until: Until,
 ) -> Result<Outcome, CaptureError> {
     check_threads()?;
     let read = system("reading /proc");
@@ -54,6 +57,10 @@ pub fn take(
     let name = fs::read_to_string("/proc/self/comm").map_err(&read)?;
     let files = open_files(ignored).map_err(CaptureError::Unsupported)?;
     let part = store.begin(identity)?;
+    let ended = match until {
+        Until::Begun => None,
+        Until::Written => Some(io::pipe().map_err(system("waiting for the image"))?),
+    };
     let former = block_signals();
     let mut capture = Capture {
         header: Header {
@@ -71,6 +78,7 @@ pub fn take(
         store,
         reporter,
         forked: 0,
+        ended,
     };
     // SAFETY: the callback returns, because it never panics: it forks, and all else happens in
     // children, which end. `capture` outlives the call.
@@ -89,7 +97,12 @@ pub fn take(
     }
     unblock_signals(&former);
     match capture.forked {
-        0 => Ok(Outcome::Continued),
+        0 => {
+            if let Some(ended) = capture.ended.take() {
+                wait_until_written(ended, &store.image(identity))?;
+            }
+            Ok(Outcome::Continued)
+        }
         error => Err(system("starting a child that writes the image")(
             io::Error::from_raw_os_error(error),
         )),
@@ -103,6 +116,22 @@ struct Capture<'a> {
     reporter: &'a str,
     /// Error number of the first fork.
     forked: i32,
+    /// The writer of the image closes its end of this pipe when it ends, if it is waited for.
+    ended: Option<(PipeReader, PipeWriter)>,
+}
+
+/// Waits until the writer of an image has ended.
+fn wait_until_written(
+    (mut ended, own): (PipeReader, PipeWriter),
+    image: &Path,
+) -> Result<(), CaptureError> {
+    drop(own);
+    let waited = ended.read_to_end(&mut Vec::new());
+    waited.map_err(system("waiting for the image"))?;
+    match image.exists() {
+        true => Ok(()),
+        false => Err(CaptureError::NotWritten),
+    }
 }
 
 /// Fails if the program has threads of its own.
@@ -200,9 +229,11 @@ fn exit(status: i32) -> ! {
 
 /// Writes the image, and ends this child.
 fn write_and_exit(capture: &mut Capture<'_>) -> ! {
-    // The child computes while the program leaves a core idle.
-    // SAFETY: the call changes only the priority of this child.
-    unsafe { libc::nice(10) };
+    if capture.ended.is_none() {
+        // The child computes while the program leaves a core idle.
+        // SAFETY: the call changes only the priority of this child.
+        unsafe { libc::nice(10) };
+    }
     // SAFETY: as for `fork_writer`; the copy makes system calls only.
     let frozen = unsafe { libc::fork() };
     if frozen == 0 {
@@ -217,7 +248,8 @@ fn write_and_exit(capture: &mut Capture<'_>) -> ! {
     }
     let written = match frozen {
         1.. => {
-            capture.part.close_others();
+            let ended = capture.ended.as_ref().map(|(_, own)| own.as_raw_fd());
+            capture.part.close_others(ended);
             wait_until_stopped(frozen).and_then(|()| write_memory(capture, frozen))
         }
         _ => Err(io::Error::last_os_error()),

@@ -23,6 +23,18 @@ pub enum CaptureError {
     /// The directory cannot be written.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The child that writes the image has printed why it failed.
+    #[error("its image was not written, for the reason that is printed above")]
+    NotWritten,
+}
+
+/// When [`take`](crate::take()) returns in the process that goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// A child writes the image.
+    Begun,
+    /// The image is complete.
+    Written,
 }
 
 /// How [`take`](crate::take()) returned.

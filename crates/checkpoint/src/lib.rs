@@ -16,6 +16,7 @@ mod image;
 mod interval;
 mod machine;
 mod maps;
+mod migration;
 mod store;
 
 #[cfg(target_arch = "x86_64")]
@@ -34,11 +35,14 @@ mod unsupported;
 #[cfg(target_arch = "x86_64")]
 pub use capture::take;
 pub use descriptors::close_inherited;
-pub use error::{CaptureError, Outcome, RestoreError};
+pub use error::{CaptureError, Outcome, RestoreError, Until};
 #[doc(hidden)]
 pub use image::is_intact;
 pub use image::{Identity, Image, ImageError};
 pub use interval::Interval;
+pub use migration::{
+    Answer, MIGRATION, MigrationRequest, Moved, Note, Order, Prepared, end_without_handlers,
+};
 #[cfg(target_arch = "x86_64")]
 pub use restore::restore;
 pub use store::{Set, Store, StoreError};

@@ -4,6 +4,8 @@
 //! JOB/job.json                    how the job was started
 //! JOB/set-3/rank-0-of-4.image     one image for each rank
 //! JOB/set-3/rank-1-of-4.part      still being written
+//! JOB/request                     for a checkpoint
+//! JOB/migration-*                 notes of a migration
 //! ```
 //!
 //! The names alone decide whether a set is complete: an image gets its name when all of it is on
@@ -13,7 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -37,7 +39,7 @@ pub struct StoreError {
     cause: io::Error,
 }
 
-fn failed(path: &Path) -> impl Fn(io::Error) -> StoreError {
+pub(crate) fn failed(path: &Path) -> impl Fn(io::Error) -> StoreError {
     let path = path.to_owned();
     move |cause| StoreError {
         path: path.clone(),
@@ -222,15 +224,19 @@ impl PartFile {
         self.file.try_clone()
     }
 
-    /// Closes all descriptors of this process but this file and standard error.
-    pub(crate) fn close_others(&self) {
-        let own = self.file.as_raw_fd().unsigned_abs();
-        for (first, last) in [(0, 1), (3, own - 1), (own + 1, u32::MAX)] {
-            if first <= last {
-                // SAFETY: the writer of an image uses no descriptor that it has inherited, but the
-                // two that stay open.
+    /// Closes all descriptors of this process but this file, standard error and `kept`.
+    pub(crate) fn close_others(&self, kept: Option<RawFd>) {
+        let mut open = vec![libc::STDERR_FILENO, self.file.as_raw_fd()];
+        open.extend(kept);
+        open.sort_unstable();
+        let mut first = 0;
+        for number in open.into_iter().map(i32::unsigned_abs).chain([u32::MAX]) {
+            if let Some(last) = number.checked_sub(1).filter(|last| first <= *last) {
+                // SAFETY: the writer of an image uses no descriptor that it has inherited, but those
+                // that stay open.
                 unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
             }
+            first = number.saturating_add(1);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::path::PathBuf;
 
-use crate::error::{CaptureError, Outcome, RestoreError};
+use crate::error::{CaptureError, Outcome, RestoreError, Until};
 use crate::image::{Identity, Image};
 use crate::store::Store;
 
@@ -18,6 +18,7 @@ pub fn take(
     _identity: Identity,
     _ignored: &[PathBuf],
     _reporter: &str,
+    _until: Until,
 ) -> Result<Outcome, CaptureError> {
     Err(CaptureError::Unsupported(REASON.to_owned()))
 }

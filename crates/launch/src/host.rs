@@ -79,6 +79,8 @@ pub(super) struct Contact {
 pub(super) enum State {
     /// No message from its shim yet.
     Waiting,
+    /// Its shim waits until ranks move to it.
+    Answered,
     /// Its shim has sent its first message.
     Ready,
     /// Disconnected, in an orderly way or not.

@@ -3,6 +3,8 @@
 
 mod checkpoint;
 mod loss;
+mod migration;
+mod moves;
 mod plan;
 mod print;
 mod reach;
@@ -12,6 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use dipole_checkpoint::Note;
 use dipole_node::NodeId;
 use dipole_node::hosts::Host;
 use rustix::process::{Signal, getpid, kill_process};
@@ -30,6 +33,7 @@ pub use checkpoint::default_folder as default_checkpoint_folder;
 pub(crate) use checkpoint::{CheckpointArgs, JobCheckpoints};
 pub(crate) use loss::OnLoss;
 use loss::{Due, Losses};
+use migration::Migration;
 use plan::Plan;
 use print::{Files, Print, print_all};
 use restart::names;
@@ -131,16 +135,25 @@ pub(super) fn launch(
 }
 
 /// The present attempt to run the job. Jobs with checkpoints may need several.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Attempt {
     number: u32,
     /// Status of the rank that failed, if the job is being ended in order to be restarted.
     ends_for_restart: Option<u8>,
-    /// Nodes that were lost in any attempt; they are used again only if there are no others.
+    /// Nodes that were lost in any attempt, or that all ranks have left; they are used again only if
+    /// there are no others.
     lost_nodes: Vec<NodeId>,
     /// Input that arrived while no rank could take it.
     input: Vec<Vec<u8>>,
     has_input_ended: bool,
+    /// Bytes of input on their way to rank 0.
+    input_bytes: usize,
+    /// The migration that is under way.
+    migration: Option<Box<Migration>>,
+    /// Notes for ranks that could not be written yet.
+    unwritten: Vec<(Note, bool)>,
+    /// When the launcher last looked for notes of a migration.
+    looked_at: Option<Instant>,
 }
 
 /// The arguments of the job, and how to reach its hosts.
@@ -222,7 +235,8 @@ impl Launch {
             if self.attempt.number == 0 {
                 self.timeout_at = args.timeout.map(|timeout| Instant::now() + timeout);
             }
-            self.supervise(&setup, &plan);
+            self.supervise(&setup, plan);
+            self.abandon_migration();
             if !self.roll_back(&mut setup)? {
                 break;
             }
@@ -244,11 +258,12 @@ impl Launch {
     }
 
     /// Handles events until every host has reported that no process is left, and no restart is due.
-    fn supervise(&mut self, setup: &JobSetup<'_>, plan: &Plan) {
+    fn supervise(&mut self, setup: &JobSetup<'_>, mut plan: Plan) {
         let mut sent_key = None;
         loop {
             self.restart(setup);
-            let check_key_at = self.send_changed_key(plan, &mut sent_key);
+            self.migrate(setup, &mut plan);
+            let check_key_at = self.send_changed_key(&plan, &mut sent_key);
             let is_over = |contact: &Contact| contact.state == State::Gone;
             if self.contacts.values().all(is_over) && self.losses.next_at().is_none() {
                 return;
@@ -257,25 +272,27 @@ impl Launch {
                 self.give_up_at.or(self.timeout_at),
                 self.end_at,
                 self.next_restart(setup),
+                self.next_look(),
                 check_key_at,
             ];
             match self.next(wake.into_iter().flatten().min()) {
                 Some(Event::Host(HostEvent::Message(index, message))) => {
-                    self.on_message(index, message, plan);
+                    self.on_message(index, message, &plan);
                 }
                 Some(Event::Host(HostEvent::ByAgent(index))) => self.set_reached_by_agent(index),
                 Some(Event::Host(HostEvent::StderrLine(index, line))) => {
-                    self.on_stderr(index, &line)
+                    self.note_message(index, &line);
+                    self.on_stderr(index, &line);
                 }
                 Some(Event::Host(HostEvent::Ended(index, reason))) => self.on_end(index, reason),
                 Some(Event::Signal(signal)) => self.forward_signal(signal),
-                Some(Event::Input(bytes)) if self.attempt.ends_for_restart.is_some() => {
-                    self.attempt.input.push(bytes);
-                }
+                Some(Event::Input(bytes)) if self.holds_input() => self.attempt.input.push(bytes),
                 Some(Event::Input(bytes)) => self.send_to_rank_0(ToShim::Input(bytes)),
                 Some(Event::InputEnd) => {
                     self.attempt.has_input_ended = true;
-                    self.send_to_rank_0(ToShim::InputEnd);
+                    if !self.holds_input() {
+                        self.send_to_rank_0(ToShim::InputEnd);
+                    }
                 }
                 Some(Event::OutputBroken(cause)) => self.on_broken_output(&cause),
                 Some(Event::Printed | Event::HostOf(..)) => {}
@@ -346,8 +363,16 @@ impl Launch {
                     bytes,
                 });
             }
-            ToLauncher::Exited { rank, ending } => self.on_exit(rank, ending),
-            ToLauncher::InputTaken(bytes) => self.input.give(bytes as usize),
+            ToLauncher::Exited { rank, ending } if self.running.get(&rank) == Some(&index) => {
+                self.on_exit(rank, ending);
+            }
+            ToLauncher::Exited { rank, ending } => self.on_other_exit(index, rank, ending),
+            ToLauncher::OutputEnded { rank } => self.on_output_end(index, rank),
+            ToLauncher::InputTaken(bytes) => {
+                let taken = bytes as usize;
+                self.attempt.input_bytes = self.attempt.input_bytes.saturating_sub(taken);
+                self.input.give(taken);
+            }
             ToLauncher::PmiBarrier(entries) => {
                 self.pmi_barrier.insert(index, entries);
                 self.end_pmi_barrier();
@@ -357,6 +382,7 @@ impl Launch {
                 self.fail(status);
             }
             ToLauncher::Warning(text) => self.on_stderr(index, &text),
+            ToLauncher::Hello(hello) if self.is_target(index) => self.on_target(index, &hello),
             ToLauncher::Hello(hello) => self.start_again(index, &hello, plan),
             ToLauncher::Refused { reason, status } => {
                 if !self.retry_later(index, Some(&reason)) {
@@ -429,6 +455,7 @@ impl Launch {
         };
         contact.disconnect();
         let (host, node) = (contact.host.to_string(), contact.host.node);
+        self.end_former_on(index);
         if self.retry_later(index, reason.as_deref()) {
             return;
         }
@@ -501,7 +528,15 @@ impl Launch {
         self.print_message(format!("{host}: {line}"));
     }
 
-    fn send_to_rank_0(&self, message: ToShim) {
+    /// True while input must not be sent to rank 0.
+    fn holds_input(&self) -> bool {
+        self.attempt.ends_for_restart.is_some() || self.migrates(0)
+    }
+
+    fn send_to_rank_0(&mut self, message: ToShim) {
+        if let ToShim::Input(bytes) = &message {
+            self.attempt.input_bytes += bytes.len();
+        }
         let index = self.running.get(&0);
         match (index.and_then(|index| self.contacts.get(index)), message) {
             (Some(contact), message) => contact.send(message),

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// First output of a shim.
-pub(super) const BANNER: &[u8] = b"\ndipole-shim 8\n";
+pub(super) const BANNER: &[u8] = b"\ndipole-shim 9\n";
 /// Written before the banner when the host is reached through an agent that has proven the key.
 pub(super) const BY_AGENT: &[u8] = b"\ndipole-agent\n";
 const LENGTH_BYTES: usize = 4;
@@ -185,6 +185,10 @@ pub(super) enum ToLauncher {
     Exited {
         rank: u32,
         ending: Ending,
+    },
+    /// One of the two outputs of a rank has ended.
+    OutputEnded {
+        rank: u32,
     },
     /// Rank 0 has read this many bytes of its input.
     InputTaken(u32),

@@ -285,6 +285,7 @@ impl HostRanks {
                     bytes,
                 })
             });
+            let _nobody_listens = outbox.send(ToLauncher::OutputEnded { rank });
         }));
     }
 

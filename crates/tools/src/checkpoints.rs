@@ -43,13 +43,22 @@ pub(crate) struct CheckpointsArgs {
 }
 
 #[derive(Args, Debug)]
-struct Place {
+pub(crate) struct Place {
     /// Folder for the checkpoints of jobs [default: dipole/checkpoints in the user's state directory]
     #[arg(long, value_name = "DIR")]
     checkpoint_dir: Option<PathBuf>,
 }
 
 impl Place {
+    /// The checkpoints of a job.
+    pub(crate) fn store(&self, job: &str) -> Result<Store, Failure> {
+        let folder = self.folder()?;
+        match is_job(job) && folder.join(job).is_dir() {
+            true => Ok(Store::new(folder.join(job))),
+            false => Err(unknown(job, &folder)),
+        }
+    }
+
     fn folder(&self) -> Result<PathBuf, Failure> {
         let given = self.checkpoint_dir.clone();
         given
@@ -62,11 +71,7 @@ impl Place {
 
 /// Requests a checkpoint.
 pub(crate) fn request(args: &CheckpointArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let folder = args.place.folder()?.join(&args.job);
-    if !is_job(&args.job) || !folder.is_dir() {
-        return Err(unknown(&args.job, &args.place.folder()?));
-    }
-    Store::new(folder).request()?;
+    args.place.store(&args.job)?.request()?;
     writeln!(out, "requested; `dipole checkpoints {}` shows it", args.job)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -9,6 +9,7 @@ mod endpoint_file;
 mod graph;
 mod key;
 mod manual;
+mod migrate;
 mod mpi;
 mod output;
 mod pipe;
@@ -43,6 +44,7 @@ enum Command {
     Run(dipole_launch::RunArgs),
     Checkpoint(checkpoints::CheckpointArgs),
     Checkpoints(checkpoints::CheckpointsArgs),
+    Migrate(migrate::MigrateArgs),
     Send(pipe::SendArgs),
     Recv(pipe::RecvArgs),
     Bench(dipole_bench::BenchArgs),
@@ -212,6 +214,7 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         }),
         Command::Checkpoint(args) => checkpoints::request(&args, out),
         Command::Checkpoints(args) => checkpoints::list(&args, json, out),
+        Command::Migrate(args) => migrate::execute(&args, json, out),
         Command::Send(args) => pipe::send(&args, json, out),
         Command::Recv(args) => pipe::recv(&args, json, out),
         Command::Bench(args) => {

@@ -61,6 +61,10 @@ const COMMANDS: [(&str, bool); 29] = [
     ("manual", true),
     ("checkpoints --checkpoint-dir none", true),
     ("checkpoint 00000000000000ff --checkpoint-dir none", false),
+    (
+        "migrate 00000000000000ff --to 2 --checkpoint-dir none",
+        false,
+    ),
     ("load", false),
     ("chaos --plan --seed 7 --cut 100ms", true),
 ];

@@ -54,13 +54,17 @@ impl Connection<AnyCarrier> {
         }
     }
 
-    /// Opens the links of the job that this process belongs to, which need not be the job it began
-    /// with.
+    /// Opens the links of a job, which need not be the job that this process began with; by default
+    /// the environment's.
     ///
     /// # Errors
     /// The job or its links are misconfigured.
-    pub(crate) fn open_again() -> Result<Connection<AnyCarrier>, Failure> {
-        match job()? {
+    pub(crate) fn open_again(given: Option<Job>) -> Result<Connection<AnyCarrier>, Failure> {
+        let job = match given {
+            Some(job) => Some(job),
+            None => job()?,
+        };
+        match job {
             Some(job) if job.size > 1 => Connection::open(job),
             _ => Ok(Connection {
                 carrier: AnyCarrier::None,

@@ -5,6 +5,7 @@ use std::sync::atomic::{Ordering, compiler_fence, fence};
 use dipole_link::membarrier;
 use dipole_link::window::{Source, Window};
 
+use crate::superstep::request::Request;
 use crate::superstep::summary::words;
 
 const LINE_BYTES: usize = 64;
@@ -42,7 +43,8 @@ const INLINE_REPLIES: usize = 8;
 
 const PULLS: u32 = 1;
 const HAS_COLLECTIVES: u32 = 2;
-const CHECKPOINT: u32 = 4;
+/// Two bits above these flags hold the request.
+const REQUEST_SHIFT: u32 = 2;
 /// The length of inline records is stored above the flags.
 const INLINE_LEN_SHIFT: u32 = 8;
 
@@ -78,8 +80,8 @@ pub(crate) struct Arrival<'a> {
     pub(crate) get_from: &'a [u64],
     /// It copies memory outside of windows, or another rank copies its memory.
     pub(crate) pulls: bool,
-    /// It requests a checkpoint when the superstep has ended.
-    pub(crate) checkpoint: bool,
+    /// Its request for the end of the superstep.
+    pub(crate) request: Request,
     /// Position and length of its encoded collective calls in its window, if there are any.
     pub(crate) collectives: Option<(usize, usize)>,
     /// Its records, if they are short, go to a single rank of the node, and there are no collective
@@ -209,8 +211,8 @@ impl<'a> SyncBlock<'a> {
     pub(crate) fn set_arrival(&self, epoch: u32, arrival: Arrival<'_>) {
         let line = SyncBlock::line(epoch);
         let collectives = arrival.collectives.map_or(0, |_| HAS_COLLECTIVES);
-        let checkpoint = u32::from(arrival.checkpoint) * CHECKPOINT;
-        let mut flags = (u32::from(arrival.pulls) * PULLS) | collectives | checkpoint;
+        let request = arrival.request.bits() << REQUEST_SHIFT;
+        let mut flags = (u32::from(arrival.pulls) * PULLS) | collectives | request;
         if let Some(inline) = arrival.inline {
             flags |= u32::try_from(inline.length()).unwrap_or(0) << INLINE_LEN_SHIFT;
             self.window.write(line + INLINE_RECORDS, inline);
@@ -248,17 +250,17 @@ impl<'a> SyncBlock<'a> {
         })
     }
 
-    /// True if memory is copied until the superstep ends; true if a checkpoint is requested; and
-    /// the encoded collective calls.
+    /// True if memory is copied until the superstep ends; what the rank requests; and the encoded
+    /// collective calls.
     #[inline]
-    pub(crate) fn flags(&self, epoch: u32) -> (bool, bool, Option<Source<'a>>) {
+    pub(crate) fn flags(&self, epoch: u32) -> (bool, Request, Option<Source<'a>>) {
         let line = SyncBlock::line(epoch);
         let flags = self.window.half_word(line + FLAGS);
         let flags = flags.load(Ordering::Relaxed);
         let collectives = (flags & HAS_COLLECTIVES != 0).then(|| self.range(line + COLLECTIVES));
         (
             flags & PULLS != 0,
-            flags & CHECKPOINT != 0,
+            Request::from_bits(flags >> REQUEST_SHIFT),
             collectives.flatten(),
         )
     }
@@ -365,7 +367,7 @@ mod tests {
                         send_to: &rows,
                         get_from: &get_from,
                         pulls: epoch == 2,
-                        checkpoint: epoch == 1,
+                        request: Request::from_bits(epoch % 3),
                         collectives: (epoch == 3).then_some((8192, 16)),
                         inline: None,
                     },
@@ -379,8 +381,9 @@ mod tests {
                 let traffic: Vec<_> = block.traffic(epoch).collect();
                 let expected: Vec<_> = rows.iter().copied().zip(get_from).collect();
                 assert_eq!(traffic, expected);
-                let (pulls, checkpoint, collectives) = block.flags(epoch);
-                assert_eq!((pulls, checkpoint), (epoch == 2, epoch == 1));
+                let (pulls, request, collectives) = block.flags(epoch);
+                let expected = (epoch == 2, Request::from_bits(epoch % 3));
+                assert_eq!((pulls, request), expected);
                 assert_eq!(collectives.is_some(), epoch == 3);
                 for local_rank in 0..local_ranks {
                     assert_eq!(block.records(epoch, local_rank), local_rank as u64 + 64);
@@ -392,7 +395,7 @@ mod tests {
                 send_to: &vec![1; words(size)],
                 get_from: &vec![2; words(size)],
                 pulls: true,
-                checkpoint: true,
+                request: Request::Migration,
                 collectives: None,
                 inline: Some(Source::from(&inline[..])),
             };

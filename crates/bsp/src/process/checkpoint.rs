@@ -7,7 +7,9 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use dipole_checkpoint::{Identity, Interval, Outcome, Store, take};
+use dipole_checkpoint::{
+    CaptureError, Identity, Interval, Note, Order, Outcome, Store, Until, take,
+};
 use dipole_node::{default_runtime_dir, trace_dir, variable};
 
 use super::Process;
@@ -20,6 +22,8 @@ use crate::local::{LocalRanks, SyncPhase};
 use crate::misuse::Misuse;
 use crate::superstep::collective::Ending;
 use crate::superstep::exchange::Exchange;
+use crate::superstep::node_map::NodeMap;
+use crate::superstep::request::Request;
 
 /// Folder of the job's checkpoints, and how often one is taken.
 const FOLDER: &str = "DIPOLE_CHECKPOINT_DIR";
@@ -35,8 +39,10 @@ pub(super) struct Checkpoints {
     interval: Option<Interval>,
     /// This rank requests one.
     is_requested: bool,
-    /// The ranks have agreed on one at the end of the present superstep.
-    is_agreed: bool,
+    /// The ranks have agreed on this at the end of the present superstep.
+    agreed: Request,
+    /// Rank 0: how ranks move at the end of the present superstep.
+    pub(super) order: Option<Order>,
     /// Number of the last one; the same on all ranks.
     last: u64,
     last_at: Instant,
@@ -65,7 +71,8 @@ impl Checkpoints {
             store,
             interval,
             is_requested: false,
-            is_agreed: false,
+            agreed: Request::None,
+            order: None,
             last: 0,
             last_at: now,
             looked_at: now,
@@ -73,28 +80,40 @@ impl Checkpoints {
         }
     }
 
-    /// True if a rank should request a checkpoint at the end of this superstep.
-    pub(super) fn is_due(&mut self, rank: u32, size: u32) -> bool {
+    /// Request of this rank at the end of this superstep.
+    pub(super) fn due(&mut self, rank: u32, size: u32) -> Request {
         self.supersteps += 1;
-        if self.is_requested || rank > 0 {
-            return self.is_requested;
-        }
-        if let Some(Interval::Supersteps(supersteps)) = self.interval
-            && self.supersteps >= supersteps
-        {
-            return self.is_written(size);
+        if rank > 0 {
+            return match self.is_requested {
+                true => Request::Checkpoint,
+                false => Request::None,
+            };
         }
         let now = Instant::now();
-        if let Some(Interval::Time(time)) = self.interval
-            && now.duration_since(self.last_at) >= time
-        {
-            return self.is_written(size);
+        let is_requested = self.is_requested || self.is_interval_over(now, size);
+        if now.duration_since(self.looked_at) >= LOOK_EVERY {
+            self.looked_at = now;
+            self.order = self.store.take_note(Note::Order);
+            if self.order.is_some() {
+                return Request::Migration;
+            }
+            if !is_requested && self.store.take_request() {
+                return Request::Checkpoint;
+            }
         }
-        if now.duration_since(self.looked_at) < LOOK_EVERY {
-            return false;
+        match is_requested {
+            true => Request::Checkpoint,
+            false => Request::None,
         }
-        self.looked_at = now;
-        self.store.take_request()
+    }
+
+    fn is_interval_over(&self, now: Instant, size: u32) -> bool {
+        let is_over = match self.interval {
+            Some(Interval::Supersteps(supersteps)) => self.supersteps >= supersteps,
+            Some(Interval::Time(time)) => now.duration_since(self.last_at) >= time,
+            None => false,
+        };
+        is_over && self.is_written(size)
     }
 
     /// True unless rank 0's last image is still being written. The next checkpoint waits for it.
@@ -107,16 +126,21 @@ impl Checkpoints {
         !self.store.is_being_written(identity)
     }
 
-    /// Notes whether any rank has requested a checkpoint.
+    /// Notes the request of all ranks.
     #[inline]
-    pub(super) fn agree(&mut self, is_requested: bool) {
-        self.is_agreed = is_requested;
+    pub(super) fn agree(&mut self, request: Request) {
+        self.agreed = request;
     }
 
-    /// Takes the agreement, if there is one.
+    /// Takes the agreement.
     #[inline]
-    pub(super) fn take_agreed(&mut self) -> bool {
-        std::mem::take(&mut self.is_agreed)
+    pub(super) fn take_agreed(&mut self) -> Request {
+        std::mem::take(&mut self.agreed)
+    }
+
+    /// The folder of the job.
+    pub(super) fn store(&self) -> &Store {
+        &self.store
     }
 
     /// Begins the next checkpoint. Returns its number.
@@ -146,24 +170,14 @@ impl<C: Carrier> Process<C> {
     /// The ranks do not find each other again. An image that cannot be written is reported, and the
     /// program goes on.
     pub(super) fn checkpoint(&mut self) -> Result<(), Failure> {
-        let (rank, size) = (self.rank, self.size);
-        let Some(checkpoints) = &mut self.checkpoints else {
-            return Ok(());
-        };
-        let set = checkpoints.begin();
-        let identity = Identity { set, rank, size };
-        let elapsed = self.begun.elapsed();
-        let ignored: Vec<PathBuf> = [Some(default_runtime_dir()), trace_dir()]
-            .into_iter()
-            .flatten()
-            .collect();
-        match take(&checkpoints.store, identity, &ignored, "bsp") {
+        let taken = self.take_image(Until::Begun);
+        match taken.result {
             Ok(Outcome::Continued) => Ok(()),
             Ok(Outcome::Restored(environment)) => {
-                replace_environment(&environment);
-                self.continue_restored(elapsed)
+                self.continue_restored(&environment, taken.elapsed)
             }
             Err(error) => {
+                let (rank, set) = (self.rank, taken.set);
                 eprintln!(
                     "bsp: rank {rank}: checkpoint {set} was not written, and the program goes on: \
                      {error}"
@@ -173,33 +187,51 @@ impl<C: Carrier> Process<C> {
         }
     }
 
-    /// Connects with the other ranks, which were restored, too. They may be on other nodes now.
-    fn continue_restored(&mut self, elapsed: Duration) -> Result<(), Failure> {
-        let Connection {
-            carrier,
-            node_map,
-            slots,
-            ..
-        } = C::reopen()?;
-        let ranks: Vec<u32> = node_map.ranks_with(self.rank).collect();
-        let shared = match ranks.len() {
-            1 => None,
-            _ => Some(SharedMemory::new(LocalRanks::new(
-                self.rank, self.size, &ranks,
-            )?)),
+    /// Takes an image of this process, which has checkpoints.
+    pub(super) fn take_image(&mut self, until: Until) -> Taken {
+        let (rank, size) = (self.rank, self.size);
+        let elapsed = self.begun.elapsed();
+        let Some(checkpoints) = &mut self.checkpoints else {
+            let result = Err(CaptureError::Unsupported(Misuse::NoCheckpoints.to_string()));
+            return Taken {
+                set: 0,
+                elapsed,
+                result,
+            };
         };
-        let epoch = self.exchange.superstep();
-        let exchange = Exchange::continued(self.rank, node_map, epoch);
-        // What described the links of the former process is not dropped: its descriptors and
-        // addresses may belong to something else now.
-        forget(&mut self.open, Default::default());
-        forget(&mut self.carrier, Some(carrier));
-        forget(&mut self.exchange, exchange);
-        forget(&mut self.shared, shared);
-        forget(&mut self.pending, PendingCalls::new(self.size));
-        forget(&mut self.pacer, Pacer::unpaced());
-        forget(&mut self.trace, None);
-        forget(&mut self.standby, None);
+        let set = checkpoints.begin();
+        let identity = Identity { set, rank, size };
+        let ignored: Vec<PathBuf> = [Some(default_runtime_dir()), trace_dir()]
+            .into_iter()
+            .flatten()
+            .collect();
+        Taken {
+            set,
+            elapsed,
+            result: take(&checkpoints.store, identity, &ignored, "bsp", until),
+        }
+    }
+
+    /// Continues in a process that was restored from an image, as were all others.
+    fn continue_restored(
+        &mut self,
+        environment: &[(String, String)],
+        elapsed: Duration,
+    ) -> Result<(), Failure> {
+        let superstep = self.exchange.superstep();
+        self.begin_restored(environment, elapsed)?;
+        self.connect_again(C::reopen(None)?, superstep)
+    }
+
+    /// Replaces the description of the former process.
+    pub(super) fn begin_restored(
+        &mut self,
+        environment: &[(String, String)],
+        elapsed: Duration,
+    ) -> Result<(), Failure> {
+        replace_environment(environment);
+        // Not dropped: its descriptors and addresses may belong to something else now.
+        std::mem::forget(self.take_links());
         if let Some(checkpoints) = &mut self.checkpoints {
             let last = checkpoints.last;
             if let Some(now) = Checkpoints::from_env()? {
@@ -207,9 +239,52 @@ impl<C: Carrier> Process<C> {
             }
             checkpoints.last = last;
         }
+        let now = Instant::now();
+        self.begun = now.checked_sub(elapsed).unwrap_or(now);
+        Ok(())
+    }
+
+    /// Removes all that describes the links to other ranks, also those for further parallel sections. Nothing may be sent or received before
+    /// [`connect_again`](Self::connect_again).
+    pub(super) fn take_links(&mut self) -> impl Sized + use<C> {
+        let alone = NodeMap::new(&vec![0; self.size as usize]);
+        (
+            std::mem::take(&mut self.open),
+            self.carrier.take(),
+            std::mem::replace(&mut self.exchange, Exchange::new(self.rank, alone)),
+            self.shared.take(),
+            std::mem::replace(&mut self.pending, PendingCalls::new(self.size)),
+            std::mem::replace(&mut self.pacer, Pacer::unpaced()),
+            self.trace.take(),
+            self.standby.take(),
+        )
+    }
+
+    /// Connects with the other ranks before a superstep. All of them do that. They may be on other
+    /// nodes than before.
+    pub(super) fn connect_again(
+        &mut self,
+        connection: Connection<C>,
+        superstep: u32,
+    ) -> Result<(), Failure> {
+        let Connection {
+            carrier,
+            node_map,
+            slots,
+            ..
+        } = connection;
+        let ranks: Vec<u32> = node_map.ranks_with(self.rank).collect();
+        self.shared = match ranks.len() {
+            1 => None,
+            _ => Some(SharedMemory::new(LocalRanks::new(
+                self.rank, self.size, &ranks,
+            )?)),
+        };
+        self.exchange = Exchange::continued(self.rank, node_map, superstep);
+        self.carrier = Some(carrier);
         self.set_slots(slots);
         if let Some(shared) = &self.shared {
-            shared.ranks().reach(SyncPhase::Left, epoch);
+            shared.ranks().reach(SyncPhase::Left, superstep);
         }
         let mut keys = Vec::new();
         for part in self.collective.registrations().own_parts() {
@@ -222,24 +297,44 @@ impl<C: Carrier> Process<C> {
         self.collective.set_keys(self.rank, &keys);
         let others = (0..self.size).filter(|rank| *rank != self.rank).collect();
         self.exchange_hellos(others, keys, Vec::new())?;
-        // A superstep that the program does not see: after it, all ranks have all hellos. The
-        // program still reads the messages of the last one.
-        let queue = std::mem::take(&mut self.queue);
-        // With this ending none of them requests a checkpoint.
-        self.end_superstep(Ending::End)?;
-        self.queue = queue;
-        self.first = self.first.wrapping_add(1);
+        // After this superstep, all ranks have all hellos.
+        self.exchange_hidden(&[])?;
         if self.exchange.node_map().nodes() == 1 {
             self.close(Duration::ZERO);
         }
-        let now = Instant::now();
-        self.begun = now.checked_sub(elapsed).unwrap_or(now);
         Ok(())
+    }
+
+    /// Sends messages to ranks in a superstep that the program does not see. Returns those that this
+    /// rank gets. The program still reads the messages of its last superstep.
+    pub(super) fn exchange_hidden(
+        &mut self,
+        messages: &[(u32, Vec<u8>)],
+    ) -> Result<Vec<Vec<u8>>, Failure> {
+        let queue = std::mem::take(&mut self.queue);
+        let tag = vec![0; usize::try_from(self.tag_size()).unwrap_or(0)];
+        for (to, message) in messages {
+            // SAFETY: `tag` has the length of a tag, and both are readable.
+            unsafe { self.send(*to, tag.as_ptr(), message.as_ptr(), message.len() as u64)? };
+        }
+        // With this ending none of them requests a checkpoint.
+        self.end_superstep(Ending::End)?;
+        self.first = self.first.wrapping_add(1);
+        let mut received = Vec::new();
+        while let Some(message) = self.queue.take() {
+            received.push(message.payload.to_vec());
+        }
+        self.queue = queue;
+        Ok(received)
     }
 }
 
-fn forget<T>(place: &mut T, value: T) {
-    std::mem::forget(std::mem::replace(place, value));
+/// An image that a rank has taken, or has been restored from.
+pub(super) struct Taken {
+    pub(super) set: u64,
+    /// Time since the program began, when it was taken.
+    pub(super) elapsed: Duration,
+    pub(super) result: Result<Outcome, CaptureError>,
 }
 
 /// Replaces the variables of Dipole.
@@ -268,18 +363,43 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let store = Store::new(folder.path().to_owned());
         let mut checkpoints = Checkpoints::new(store, Some(Interval::Supersteps(3)));
-        let due: Vec<bool> = (0..3).map(|_| checkpoints.is_due(0, 2)).collect();
-        assert_eq!(due, [false, false, true]);
-        assert!(!checkpoints.is_due(1, 2));
+        let due: Vec<Request> = (0..3).map(|_| checkpoints.due(0, 2)).collect();
+        assert_eq!(due, [Request::None, Request::None, Request::Checkpoint]);
+        assert_eq!(checkpoints.due(1, 2), Request::None);
         assert_eq!(checkpoints.begin(), 1);
-        assert!(!checkpoints.is_due(0, 2));
+        assert_eq!(checkpoints.due(0, 2), Request::None);
         checkpoints.is_requested = true;
-        assert!(checkpoints.is_due(1, 2));
+        assert_eq!(checkpoints.due(1, 2), Request::Checkpoint);
         assert_eq!(checkpoints.begin(), 2);
         checkpoints.store.request().expect("own folder");
+        look_again(&mut checkpoints);
+        assert_eq!(checkpoints.due(0, 2), Request::Checkpoint);
+        assert!(!checkpoints.store.take_request());
+    }
+
+    #[test]
+    fn an_order_counts_more_than_a_checkpoint_and_is_taken_by_rank_0() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::new(folder.path().to_owned());
+        let mut checkpoints = Checkpoints::new(store, None);
+        let order = Order {
+            number: 5,
+            job: 6,
+            base: 7,
+            nodes: vec![1, 2],
+            ranks: vec![1],
+        };
+        let left = checkpoints.store.leave(Note::Order, &order);
+        left.expect("own folder");
+        checkpoints.is_requested = true;
+        look_again(&mut checkpoints);
+        assert_eq!(checkpoints.due(1, 2), Request::Checkpoint);
+        assert_eq!(checkpoints.due(0, 2), Request::Migration);
+        assert_eq!(checkpoints.order, Some(order));
+    }
+
+    fn look_again(checkpoints: &mut Checkpoints) {
         let looked_at = checkpoints.looked_at.checked_sub(LOOK_EVERY);
         checkpoints.looked_at = looked_at.expect("later than the start");
-        assert!(checkpoints.is_due(0, 2));
-        assert!(!checkpoints.store.take_request());
     }
 }

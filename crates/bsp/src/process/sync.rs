@@ -22,6 +22,7 @@ use crate::misuse::Misuse;
 use crate::record_buffer::RecordBuffer;
 use crate::superstep::collective::{CollectiveCalls, Ending};
 use crate::superstep::record::Malformed;
+use crate::superstep::request::Request;
 use crate::trace::{Phase, State};
 
 impl<C: Carrier> Process<C> {
@@ -80,9 +81,9 @@ impl<C: Carrier> Process<C> {
         }
         if let Some(checkpoints) = &mut self.checkpoints
             && ending == Ending::Sync
-            && checkpoints.is_due(self.rank, self.size)
         {
-            self.exchange.summary_mut().request_checkpoint();
+            let request = checkpoints.due(self.rank, self.size);
+            self.exchange.summary_mut().request(request);
         }
         let ended = self.move_everything(ending);
         if ended.is_err() {
@@ -92,10 +93,12 @@ impl<C: Carrier> Process<C> {
             trace.leave(superstep, self.call, counters);
         }
         ended?;
-        if self.checkpoints.as_mut().is_some_and(|it| it.take_agreed()) {
-            self.checkpoint()?;
+        let checkpoints = self.checkpoints.as_mut();
+        match checkpoints.map_or(Request::None, |it| it.take_agreed()) {
+            Request::None => Ok(()),
+            Request::Checkpoint => self.checkpoint(),
+            Request::Migration => self.migrate(),
         }
-        Ok(())
     }
 
     fn move_everything(&mut self, ending: Ending) -> Result<(), Failure> {
@@ -108,7 +111,7 @@ impl<C: Carrier> Process<C> {
         self.gather_summary(epoch)?;
         self.enter_phase(Phase::Exchange);
         if let Some(checkpoints) = &mut self.checkpoints {
-            checkpoints.agree(self.exchange.summary().has_checkpoint());
+            checkpoints.agree(self.exchange.summary().requested());
         }
         self.queue.clear();
         if self.exchange.summary().is_empty() {
@@ -192,7 +195,7 @@ impl<C: Carrier> Process<C> {
         if pulls {
             summary.add_pulls();
         }
-        let checkpoint = summary.has_checkpoint();
+        let request = summary.requested();
         let calls = self.collective.calls();
         let has_calls = !calls.is_default();
         if has_calls {
@@ -231,7 +234,7 @@ impl<C: Carrier> Process<C> {
                 send_to: send_to.words(),
                 get_from: get_from.words(),
                 pulls,
-                checkpoint,
+                request,
                 collectives,
                 inline,
             },
@@ -269,10 +272,8 @@ impl<C: Carrier> Process<C> {
         let summary = self.exchange.summary_mut();
         summary.add_row(rank, block.traffic(epoch).map(|(send_to, _)| send_to));
         summary.add_get_sources(block.traffic(epoch).map(|(_, get_from)| get_from));
-        let (pulls, checkpoint, collectives) = block.flags(epoch);
-        if checkpoint {
-            summary.request_checkpoint();
-        }
+        let (pulls, request, collectives) = block.flags(epoch);
+        summary.request(request);
         if pulls {
             summary.add_pulls();
         }

@@ -4,6 +4,7 @@
 //! Summaries of several ranks can be merged in any order and any number of times.
 
 use super::collective::{self, CollectiveCalls};
+use super::request::Request;
 
 /// A set of ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -78,6 +79,8 @@ enum Form {
 }
 
 const FORM_SHIFT: u32 = 30;
+/// Where the request is in the first word.
+const REQUEST_SHIFT: u32 = 2;
 /// Maximum number of ranks for which a listed rank fits into 16 bits.
 const MAX_LISTED: u32 = 1 << 16;
 
@@ -94,8 +97,8 @@ pub struct Summary {
     get_sources: Ranks,
     /// Some rank copies memory of another process until the superstep ends.
     pulls: bool,
-    /// Some rank requests a checkpoint when the superstep has ended.
-    checkpoint: bool,
+    /// The greatest request of a rank for the end of the superstep.
+    request: Request,
     /// Ranks that made collective calls, in no order.
     collectives: Vec<(u32, CollectiveCalls)>,
 }
@@ -112,14 +115,14 @@ impl Summary {
             has_rows: false,
             get_sources: Ranks::new(size),
             pulls: false,
-            checkpoint: false,
+            request: Request::None,
             collectives: Vec::new(),
         }
     }
 
     /// Removes all content but keeps the memory.
     pub fn clear(&mut self) {
-        self.checkpoint = false;
+        self.request = Request::None;
         if self.is_empty() {
             return;
         }
@@ -161,17 +164,17 @@ impl Summary {
         self.pulls = true;
     }
 
-    /// Adds that some rank requests a checkpoint when the superstep has ended.
+    /// Adds the request of a rank for the end of the superstep.
     #[inline]
-    pub fn request_checkpoint(&mut self) {
-        self.checkpoint = true;
+    pub fn request(&mut self, request: Request) {
+        self.request = self.request.max(request);
     }
 
-    /// True if some rank requests a checkpoint.
+    /// The greatest request of a rank for the end of the superstep.
     #[must_use]
     #[inline]
-    pub fn has_checkpoint(&self) -> bool {
-        self.checkpoint
+    pub fn requested(&self) -> Request {
+        self.request
     }
 
     /// Adds the collective calls of a rank.
@@ -256,7 +259,7 @@ impl Summary {
             into,
             u32::from(self.pulls)
                 | u32::from(has_get_sources) << 1
-                | u32::from(self.checkpoint) << 2,
+                | self.request.bits() << REQUEST_SHIFT,
         );
         put_u32(into, u32::try_from(rows().count()).unwrap_or(u32::MAX));
         put_u32(
@@ -291,7 +294,7 @@ impl Summary {
             }
         }
         self.pulls |= flags & 1 != 0;
-        self.checkpoint |= flags & 4 != 0;
+        self.request(Request::from_bits(flags >> REQUEST_SHIFT));
         for _ in 0..ranks_with_calls {
             let rank = take_u32(bytes).filter(|rank| *rank < self.size)?;
             let calls = CollectiveCalls::decode(bytes)?;
@@ -437,9 +440,7 @@ mod tests {
             callers in proptest::collection::vec(any::<u32>(), 0..5),
         ) {
             let mut summary = with(size, &pairs, &sources, &callers);
-            if pairs.len() % 2 == 1 {
-                summary.request_checkpoint();
-            }
+            summary.request(Request::from_bits(u32::try_from(pairs.len() % 3).unwrap()));
             let mut bytes = Vec::new();
             summary.encode(&mut bytes);
             let mut other = Summary::new(size);
@@ -448,7 +449,7 @@ mod tests {
                 prop_assert!(other.merge(&mut rest).is_some());
                 prop_assert!(rest.is_empty());
             }
-            prop_assert_eq!(other.has_checkpoint(), summary.has_checkpoint());
+            prop_assert_eq!(other.requested(), summary.requested());
             prop_assert_eq!(other.is_empty(), summary.is_empty());
             for from in 0..size {
                 for to in 0..size {

@@ -150,6 +150,11 @@ impl JobCheckpoints {
         variables
     }
 
+    /// The folder of the job.
+    pub(super) fn store(&self) -> &Store {
+        &self.store
+    }
+
     /// The images that the ranks continue from.
     pub(super) fn images(&self) -> Option<Images> {
         let set = self.from.as_ref()?;
@@ -276,6 +281,7 @@ impl Launch {
         self.print_message(format!("restarting the job from {from}"));
         self.event(json!({"event": "restarting", "checkpoint": number}));
         self.attempt.number += 1;
+        self.attempt.input_bytes = 0;
         for contact in self.contacts.values_mut() {
             contact.disconnect();
         }

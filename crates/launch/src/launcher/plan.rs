@@ -18,6 +18,8 @@ use crate::{HostsFile, Program, RunArgs, RunError};
 pub(super) const RESTARTS: &str = "DIPOLE_RESTARTS";
 
 pub(super) struct Plan {
+    /// Number of the job's links, and the first endpoint.
+    job: (u64, u32),
     /// The programs with their arguments.
     commands: Vec<Vec<OsString>>,
     /// Program and position of each rank.
@@ -64,6 +66,7 @@ impl Plan {
         let key = hosts.key.clone();
         let key = key.filter(|_| !environment.contains_key(variables::KEY));
         Ok(Plan {
+            job: (id, base),
             commands: args
                 .programs
                 .iter()
@@ -83,6 +86,16 @@ impl Plan {
             key,
             images: checkpoints.and_then(JobCheckpoints::images),
         })
+    }
+
+    /// Number of the job's links, and the first endpoint.
+    pub(super) fn job(&self) -> (u64, u32) {
+        self.job
+    }
+
+    /// Lets the ranks that are started from now on continue from images.
+    pub(super) fn set_images(&mut self, images: Option<Images>) {
+        self.images = images;
     }
 
     /// The current content of the key file.

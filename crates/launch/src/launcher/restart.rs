@@ -24,6 +24,7 @@ impl Launch {
         if self.give_up_at.is_some() || self.end_at.is_some() {
             return;
         }
+        self.cancel_migration(what);
         if self.checkpoints.is_some() && self.losses.restarts() {
             return self.end_for_restart(what, status);
         }
@@ -65,8 +66,7 @@ impl Launch {
             let Some(host) = setup.list.iter().find(|host| host.node == due.node) else {
                 continue;
             };
-            let last = self.contacts.keys().next_back();
-            let number = last.map_or(0, |last| last + 1).max(setup.list.len());
+            let number = self.next_number(setup);
             match self.connect(number, host, setup) {
                 Ok(()) => {
                     self.returning.insert(number, due);
@@ -74,6 +74,12 @@ impl Launch {
                 Err(cause) => self.reschedule(due, &cause.to_string()),
             }
         }
+    }
+
+    /// The number of a contact that is not the first one to its host.
+    pub(super) fn next_number(&self, setup: &JobSetup<'_>) -> usize {
+        let last = self.contacts.keys().next_back();
+        last.map_or(0, |last| last + 1).max(setup.list.len())
     }
 
     /// When [`restart`](Self::restart) must be called again.
@@ -114,8 +120,12 @@ impl Launch {
         );
     }
 
-    /// Schedules another attempt, if the contact was for a restart; returns whether it was.
+    /// Schedules another attempt, if the contact was for a restart, or cancels the migration that it
+    /// was for; returns whether it was for either.
     pub(super) fn retry_later(&mut self, number: usize, reason: Option<&str>) -> bool {
+        if self.lose_target(number, reason.unwrap_or("it ended at once")) {
+            return true;
+        }
         let Some(due) = self.returning.remove(&number) else {
             return false;
         };
@@ -138,8 +148,9 @@ impl Launch {
         self.losses.try_later(Instant::now(), due);
     }
 
-    /// Cancels all restarts because the job ends.
+    /// Cancels all restarts and a migration because the job ends.
     pub(super) fn stop_restarts(&mut self) {
+        self.cancel_migration("the job ends");
         for due in self.losses.stop() {
             self.status.get_or_insert(due.status);
         }
@@ -149,7 +160,7 @@ impl Launch {
         }
     }
 
-    fn disconnect(&mut self, number: usize) {
+    pub(super) fn disconnect(&mut self, number: usize) {
         if let Some(contact) = self.contacts.get_mut(&number) {
             contact.disconnect();
         }
