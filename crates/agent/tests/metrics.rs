@@ -15,6 +15,7 @@ fn all_metrics() -> (Vec<String>, String) {
         local: Some(ShmStats::default()),
         bpf: Some(BpfStats::default()),
         started_s: 1_700_000_000,
+        shortages: Some(0),
         ..Stats::default()
     };
     let directory = tempfile::tempdir().expect("a directory");

@@ -76,13 +76,17 @@ impl Node {
         };
         let mut engine = Engine::new(link, protocol, incarnation, rand::random(), key.as_ref());
         crate::record::start(&mut engine, clock);
+        let mut edges = EdgeTable::new(Connector::new(Policy::new(&config, &registry)));
+        if let Some(plan) = &config.fault {
+            engine.inject(plan);
+            edges.inject(plan);
+        }
         let registration = registry.register(ports).map_err(failed)?;
         if config.may_share_memory() {
             choice.memory = share_memory(&mut engine, &config, &registry, incarnation)?;
         }
         engine.apply_profile(choices(&config, "shm"), choices(&config, packets));
         engine.allow_exports().map_err(OpenError::Sleep)?;
-        let edges = EdgeTable::new(Connector::new(Policy::new(&config, &registry)));
         let state = ProcessState::new(engine, edges);
         let driver = Driver::new(state, clock, config.spin).map_err(OpenError::Sleep)?;
         let driver = Arc::new(driver);

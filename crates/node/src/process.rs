@@ -239,6 +239,8 @@ impl ProcessState {
                 AnyLink::Fault(fault) => Some(fault.stats()),
                 _ => None,
             },
+            shortages: (engine.is_injecting())
+                .then(|| engine.injected_shortages() + self.edges.injected_shortages()),
         }
     }
 
