@@ -16,6 +16,7 @@ use crate::endpoint::Endpoint;
 use crate::error::{CloseError, OpenError, out_of_descriptors};
 use crate::inner::Inner;
 use crate::landed::Landed;
+use crate::layer::LayerCounter;
 use crate::limits::{LIMITS_FILE, UserLimits};
 use crate::links::open_link;
 use crate::port::{ActivePort, PortContext};
@@ -125,6 +126,14 @@ impl Node {
     #[must_use]
     pub fn ports(&self) -> Ports {
         self.inner.ports
+    }
+
+    /// A counter of the layer above, which tools show under this name.
+    #[must_use]
+    pub fn layer_counter(&self, name: &'static str) -> LayerCounter {
+        self.inner
+            .driver
+            .with_last(|state, _| state.layer.named(name))
     }
 
     /// Opens an endpoint of this node.

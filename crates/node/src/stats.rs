@@ -8,14 +8,19 @@ use dipole_proto::DropReason;
 
 use crate::waits::Waits;
 
-/// Names of values that may decrease or do not count; all others only grow.
-pub const GAUGES: [&str; 6] = [
+/// Names of values that may decrease or do not count, also of the layers above; all others only
+/// grow.
+pub const GAUGES: [&str; 10] = [
     "network peers",
     "shared-memory peers",
     "edges",
     "unread bytes",
     "free frames",
     "start time in seconds",
+    "unexpected messages",
+    "unexpected bytes",
+    "most unexpected messages",
+    "most unexpected bytes",
 ];
 
 /// A snapshot of the counters.
