@@ -7,7 +7,7 @@ use std::path::Path;
 
 use dipole_bpf::BpfStats;
 use dipole_node::registry::{LinkUse, Ports, Registry, ReportFiles};
-use dipole_node::{NodeId, ShmStats, Stats};
+use dipole_node::{GAUGES, NodeId, ShmStats, Stats};
 
 /// Names of all counters, and the metrics of a process that has them.
 fn all_metrics() -> (Vec<String>, String) {
@@ -15,6 +15,7 @@ fn all_metrics() -> (Vec<String>, String) {
         local: Some(ShmStats::default()),
         bpf: Some(BpfStats::default()),
         started_s: 1_700_000_000,
+        shortages: Some(0),
         ..Stats::default()
     };
     let directory = tempfile::tempdir().expect("a directory");
@@ -28,7 +29,12 @@ fn all_metrics() -> (Vec<String>, String) {
     };
     let _registration = registry.register(ports).expect("registered");
     let files = ReportFiles::new(&registry, 77);
-    files.write_counters(stats.values()).expect("written");
+    let mut values = stats.values();
+    // Those of the layer above.
+    let is_own = |name: &str| stats.values().iter().any(|(own, _)| own == name);
+    let others = GAUGES.into_iter().filter(|name| !is_own(name));
+    values.extend(others.map(|name| (name.to_owned(), 0)));
+    files.write_counters(values.clone()).expect("written");
     let link = LinkUse {
         node: NodeId(2),
         incarnation: 1,
@@ -39,7 +45,7 @@ fn all_metrics() -> (Vec<String>, String) {
     };
     files.write_links(&[link]).expect("written");
     let text = dipole_agent::metrics(&runtime).expect("readable");
-    let names = stats.values().into_iter().map(|(name, _)| name).collect();
+    let names = values.into_iter().map(|(name, _)| name).collect();
     (names, text)
 }
 

@@ -21,6 +21,8 @@ pub(crate) struct FramePool {
     units: usize,
     ends: Vec<u32>,
     free: FreeSlots,
+    /// Free frames that are not available because of an injected shortage.
+    withheld: Vec<Slot>,
     scratch_free: Vec<Slot>,
     state: Vec<State>,
     /// The peer for which a frame was queued on the bulk lane.
@@ -48,6 +50,7 @@ impl FramePool {
             units,
             ends: vec![0; all],
             free: FreeSlots::all(units),
+            withheld: Vec::new(),
             scratch_free: (units..all).rev().map(slot).collect(),
             state: vec![State::default(); all],
             bulk: vec![None; all],
@@ -107,6 +110,27 @@ impl FramePool {
     /// Returns a frame that was not queued.
     pub(crate) fn put_back(&mut self, slot: Slot) {
         self.free.push(slot);
+    }
+
+    /// Takes all free frames away until [`restore`](Self::restore) returns them.
+    pub(crate) fn withhold(&mut self) {
+        while let Some(slot) = self.free.pop() {
+            self.withheld.push(slot);
+        }
+    }
+
+    /// Returns the frames that were withheld; true if there were any.
+    pub(crate) fn restore(&mut self) -> bool {
+        let has_withheld = !self.withheld.is_empty();
+        while let Some(slot) = self.withheld.pop() {
+            self.free.push(slot);
+        }
+        has_withheld
+    }
+
+    /// True if frames are withheld.
+    pub(crate) fn is_withholding(&self) -> bool {
+        !self.withheld.is_empty()
     }
 
     /// Records for which peer a frame uses the bulk lane, if it does.

@@ -39,6 +39,7 @@ mod region;
 mod send;
 mod send_answers;
 mod shared_memory;
+mod shortages;
 mod target;
 mod trailer;
 mod turns;
@@ -68,6 +69,7 @@ use packets::PacketPort;
 use peers::Peers;
 use posted::SentPosts;
 use shared_memory::SharedMemory;
+use shortages::InjectedShortages;
 use trailer::Trailers;
 
 use dipole_naming::{address, key, registry};
@@ -153,6 +155,8 @@ pub struct Engine {
     no_network_peers: bool,
     /// The progress thread has been requested.
     progress_thread_requested: bool,
+    /// Shortages that a fault plan injects.
+    shortages: Option<Box<InjectedShortages>>,
     /// Time of the last step, for uses that tolerate an old time.
     stepped_at: Instant,
 }
@@ -200,6 +204,7 @@ impl Engine {
             last_was_shm: false,
             no_network_peers: false,
             progress_thread_requested: false,
+            shortages: None,
             stepped_at: Instant(0),
         }
     }
@@ -209,7 +214,11 @@ impl Engine {
     /// # Errors
     /// The socket or its memory is not available.
     pub fn open_memory(&mut self, socket: &FilePath) -> Result<(), ShmError> {
-        self.open_hub(|greeting, options| Ok(Hub::open(socket, greeting, options)?.into()))
+        let shortage = self.take_ring_shortage();
+        self.open_hub(|greeting, options| {
+            let hub = Hub::open(socket, greeting, options)?;
+            Ok(shortages::hub_with(shortage, hub))
+        })
     }
 
     /// Opens simulated shared memory with processes of this node.
@@ -351,6 +360,9 @@ impl Engine {
     /// Only when the link is broken.
     pub fn step(&mut self, now: Instant, look_everywhere: bool) -> io::Result<bool> {
         self.stepped_at = now;
+        if self.shortages.is_some() {
+            self.renew_shortages();
+        }
         let progress = self.poll_memory(None).made_progress();
         self.steps = self.steps.wrapping_add(1);
         if (look_everywhere || self.steps.is_multiple_of(CONNECTIONS_EVERY))
@@ -431,6 +443,7 @@ impl Engine {
             self.core.machine.next_deadline(now),
             self.packets.next_deadline(now),
             self.operations_deadline(),
+            self.shortage_deadline(now),
         ]
         .into_iter()
         .flatten()

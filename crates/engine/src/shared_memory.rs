@@ -140,6 +140,11 @@ impl SharedMemory {
         self.hub.stats()
     }
 
+    /// Records that an injected shortage refused.
+    pub(super) fn refused(&self) -> u64 {
+        self.hub.refused()
+    }
+
     /// Number of opening and open connections.
     pub(super) fn peers(&self) -> usize {
         let connections = self.connections.iter().flatten();

@@ -143,14 +143,22 @@ fn compile_test(place: &Place, name: &str) -> Option<PathBuf> {
     Some(program)
 }
 
-/// Runs a program of `tests/c` over every link, also with packet loss.
-fn check_program(name: &str) {
+/// Links, also with packet loss.
+const LINKS: [(&str, &str); 3] = [("auto", ""), ("udp", ""), ("udp", "drop=0.01,seed=3")];
+/// Links with resources that are short, for programs that then repeat calls.
+const SHORTAGES: [(&str, &str); 2] = [
+    ("auto", "credit=0.3,rings=0.3,posts=0.3,seed=4"),
+    ("udp", "credit=0.3,frames=0.3,posts=0.3,link=0.3,seed=5"),
+];
+
+/// Runs a program of `tests/c` over links with faults.
+fn check_program(name: &str, links: &[(&str, &str)]) {
     let Some(place) = Place::new() else { return };
     let Some(program) = compile_test(&place, name) else {
         return;
     };
     let program = program.to_str().expect("a path");
-    for (link, fault) in [("auto", ""), ("udp", ""), ("udp", "drop=0.01,seed=3")] {
+    for (link, fault) in links {
         let mut command = place.command(program, &[]);
         command.env("DIPOLE_LINK", link);
         if !fault.is_empty() {
@@ -164,17 +172,18 @@ fn check_program(name: &str) {
 
 #[test]
 fn writes_with_data_and_atomic_operations_change_remote_memory() {
-    check_program("remote");
+    check_program("remote", &LINKS);
+    check_program("remote", &SHORTAGES);
 }
 
 #[test]
 fn poll_and_epoll_wake_up_only_when_something_arrives() {
-    check_program("descriptors");
+    check_program("descriptors", &LINKS);
 }
 
 #[test]
 fn invalid_operations_fail_with_the_right_error() {
-    check_program("failures");
+    check_program("failures", &LINKS);
 }
 
 #[test]

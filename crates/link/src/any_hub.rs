@@ -7,14 +7,17 @@ use std::path::Path;
 use delegate::delegate;
 
 use crate::clock::monotonic_ns;
+use crate::fault::FaultyHub;
 use crate::shm::{ConnId, Hub, Payload, PushError, ShmError, ShmEvent, ShmStats};
 use crate::sim::SimHub;
 
-/// A real or a simulated hub; in production the branch always goes the same way.
+/// A real, a faulty or a simulated hub; in production the branch always goes the same way.
 #[derive(Debug)]
 pub enum AnyHub {
     /// Shared memory of the operating system.
     Shared(Box<Hub>),
+    /// Shared memory of the operating system whose rings seem full at random.
+    Faulty(Box<FaultyHub>),
     /// Shared memory of the simulator.
     Sim(SimHub),
 }
@@ -25,6 +28,12 @@ impl From<Hub> for AnyHub {
     }
 }
 
+impl From<FaultyHub> for AnyHub {
+    fn from(hub: FaultyHub) -> Self {
+        AnyHub::Faulty(Box::new(hub))
+    }
+}
+
 impl From<SimHub> for AnyHub {
     fn from(hub: SimHub) -> Self {
         AnyHub::Sim(hub)
@@ -32,11 +41,21 @@ impl From<SimHub> for AnyHub {
 }
 
 impl AnyHub {
+    /// The number of records that a faulty hub refused.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        match self {
+            AnyHub::Faulty(hub) => hub.refused(),
+            AnyHub::Shared(_) | AnyHub::Sim(_) => 0,
+        }
+    }
+
     /// [`Hub::descriptor`]; `None` in a simulation.
     #[must_use]
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match self {
             AnyHub::Shared(hub) => Some(hub.descriptor()),
+            AnyHub::Faulty(hub) => Some(hub.descriptor()),
             AnyHub::Sim(_) => None,
         }
     }
@@ -44,7 +63,7 @@ impl AnyHub {
     /// See [`Hub::address_of`].
     pub fn address_of(&mut self, bytes: &[u8]) -> u64 {
         match self {
-            AnyHub::Shared(_) => Hub::address_of(bytes),
+            AnyHub::Shared(_) | AnyHub::Faulty(_) => Hub::address_of(bytes),
             AnyHub::Sim(hub) => hub.address_of(bytes),
         }
     }
@@ -54,7 +73,7 @@ impl AnyHub {
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         match self {
-            AnyHub::Shared(_) => monotonic_ns(),
+            AnyHub::Shared(_) | AnyHub::Faulty(_) => monotonic_ns(),
             AnyHub::Sim(hub) => hub.now_ns(),
         }
     }
@@ -66,6 +85,7 @@ impl AnyHub {
     pub fn poll_connections(&mut self, events: &mut Vec<ShmEvent>) -> io::Result<()> {
         match self {
             AnyHub::Shared(hub) => hub.poll_connections(events),
+            AnyHub::Faulty(hub) => hub.poll_connections(events),
             AnyHub::Sim(hub) => {
                 hub.poll_connections(events);
                 Ok(())
@@ -76,6 +96,7 @@ impl AnyHub {
     delegate! {
         to match self {
             AnyHub::Shared(hub) => hub,
+            AnyHub::Faulty(hub) => hub,
             AnyHub::Sim(hub) => hub,
         } {
             /// See [`Hub::connect`].

@@ -37,7 +37,7 @@ pub mod variables {
     pub const SPIN_MICROSECONDS: &str = "DIPOLE_SPIN_US";
     /// A peer that is silent for this many milliseconds is gone, unless its node reports that it is alive.
     pub const PEER_TIMEOUT_MS: &str = "DIPOLE_PEER_TIMEOUT_MS";
-    /// Faults to inject when sending, for example `drop=0.01,seed=7`.
+    /// Faults to inject, for example `drop=0.01,seed=7` or `credit=0.1,frames=0.1`.
     pub const FAULT: &str = "DIPOLE_FAULT";
     /// A file that captures all packets.
     pub const CAPTURE: &str = "DIPOLE_CAPTURE";
@@ -71,8 +71,8 @@ pub mod variables {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Links {
     /// Shared memory between processes of a node if available, otherwise packets: over the bpf
-    /// link on interfaces where this process may open it, over UDP sockets on the others. With a
-    /// fault plan or a capture file, only packets are used, because both work on packets.
+    /// link on interfaces where this process may open it, over UDP sockets on the others. With
+    /// faults of packets or a capture file, only packets are used, because both work on packets.
     #[default]
     Auto,
     /// Shared memory only: other nodes cannot be reached, and it is an error if shared memory is
@@ -136,7 +136,7 @@ pub struct Config {
     pub connect_timeout: Duration,
     /// How long a dropped node waits for acknowledgements.
     pub linger: Duration,
-    /// Faults to inject when sending.
+    /// Faults and shortages to inject.
     pub fault: Option<Plan>,
     /// A pcap file that captures all packets.
     pub capture: Option<PathBuf>,
@@ -343,9 +343,16 @@ impl Config {
     pub fn may_share_memory(&self) -> bool {
         match self.links {
             Links::Shm => true,
-            Links::Auto => self.fault.is_none() && self.capture.is_none(),
+            Links::Auto => !self.injects_into_link() && self.capture.is_none(),
             Links::Udp | Links::Bpf => false,
         }
+    }
+
+    /// True if the fault plan concerns packets or the network link.
+    #[must_use]
+    pub fn injects_into_link(&self) -> bool {
+        let fault = self.fault.as_ref();
+        fault.is_some_and(|plan| plan.affects_packets() || plan.shortages.link > 0.0)
     }
 
     /// Reads the variables in [`variables`]; missing ones get their defaults. Without `DIPOLE_NID`,

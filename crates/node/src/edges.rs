@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
+use dipole_link::fault::{Plan, Shortage};
 use dipole_proto::{EdgeError, Instant, PeerId, wire};
 use rustc_hash::FxHashMap;
 
@@ -94,6 +95,8 @@ pub(crate) struct EdgeTable {
     connector: Connector,
     /// Why the connector's thread could not be started, and when to try again.
     no_thread: Option<(Instant, std::io::Error)>,
+    /// An injected shortage of room for posted operations.
+    shortage: Option<Shortage>,
 }
 
 impl EdgeTable {
@@ -108,7 +111,18 @@ impl EdgeTable {
             use_count: 0,
             connector,
             no_thread: None,
+            shortage: None,
         }
+    }
+
+    /// Makes room for posted operations short at times, as the plan says.
+    pub(crate) fn inject(&mut self, plan: &Plan) {
+        self.shortage = Shortage::new(plan.shortages.posts, plan.seed ^ 4);
+    }
+
+    /// The number of injected shortages so far.
+    pub(crate) fn injected_shortages(&self) -> u64 {
+        self.shortage.as_ref().map_or(0, Shortage::count)
     }
 
     /// Sets the callback for the connector's results, which passes them to
@@ -490,10 +504,11 @@ impl EdgeTable {
         now: Instant,
     ) -> Result<(), SendError> {
         let all = Arc::clone(&self.copied_bytes);
+        let is_short = self.shortage.as_mut().is_some_and(Shortage::strikes);
         let Some(edge) = self.get_mut(id) else {
             return Err(SendError::Ended);
         };
-        if !edge.posts.push(post, &all) {
+        if is_short || !edge.posts.push(post, &all) {
             return Err(SendError::Full {
                 target: edge.to,
                 by_receiver: false,

@@ -37,6 +37,7 @@ mod error;
 mod handlers;
 mod inner;
 mod landed;
+mod layer;
 mod links;
 pub mod log;
 mod node;
@@ -85,6 +86,7 @@ pub use key::{
     ClusterKey, KEY_BYTES, KeyError, KeyMismatch, MAC_BYTES, MacKey, Role as KeyRole, Security,
 };
 pub use landed::{Landed, SlotMessage};
+pub use layer::LayerCounter;
 pub use limits::{Bound, LIMITS_FILE, LimitReached, UserLimits};
 pub use lines::FileError;
 pub use node::Node;

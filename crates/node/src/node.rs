@@ -16,6 +16,7 @@ use crate::endpoint::Endpoint;
 use crate::error::{CloseError, OpenError, out_of_descriptors};
 use crate::inner::Inner;
 use crate::landed::Landed;
+use crate::layer::LayerCounter;
 use crate::limits::{LIMITS_FILE, UserLimits};
 use crate::links::open_link;
 use crate::port::{ActivePort, PortContext};
@@ -76,13 +77,17 @@ impl Node {
         };
         let mut engine = Engine::new(link, protocol, incarnation, rand::random(), key.as_ref());
         crate::record::start(&mut engine, clock);
+        let mut edges = EdgeTable::new(Connector::new(Policy::new(&config, &registry)));
+        if let Some(plan) = &config.fault {
+            engine.inject(plan);
+            edges.inject(plan);
+        }
         let registration = registry.register(ports).map_err(failed)?;
         if config.may_share_memory() {
             choice.memory = share_memory(&mut engine, &config, &registry, incarnation)?;
         }
         engine.apply_profile(choices(&config, "shm"), choices(&config, packets));
         engine.allow_exports().map_err(OpenError::Sleep)?;
-        let edges = EdgeTable::new(Connector::new(Policy::new(&config, &registry)));
         let state = ProcessState::new(engine, edges);
         let driver = Driver::new(state, clock, config.spin).map_err(OpenError::Sleep)?;
         let driver = Arc::new(driver);
@@ -121,6 +126,14 @@ impl Node {
     #[must_use]
     pub fn ports(&self) -> Ports {
         self.inner.ports
+    }
+
+    /// A counter of the layer above, which tools show under this name.
+    #[must_use]
+    pub fn layer_counter(&self, name: &'static str) -> LayerCounter {
+        self.inner
+            .driver
+            .with_last(|state, _| state.layer.named(name))
     }
 
     /// Opens an endpoint of this node.

@@ -15,6 +15,7 @@ use crate::address::Address;
 use crate::edges::{Delivery, EdgeRef, EdgeTable, FanOut, OverflowPolicy, TargetTable};
 use crate::error::SendError;
 use crate::handlers::{Handler, PortTable, PortWork};
+use crate::layer::LayerCounters;
 use crate::liveness::Verdict;
 use crate::queues::QueueTable;
 use crate::receives::PostedReceives;
@@ -32,6 +33,7 @@ pub(crate) struct ProcessState {
     pub(crate) queues: QueueTable,
     pub(crate) ports: PortTable,
     pub(crate) receives: PostedReceives,
+    pub(crate) layer: LayerCounters,
     waits: Waits,
     /// When the process opened its node, in seconds since 1970.
     started_s: u64,
@@ -53,6 +55,7 @@ impl ProcessState {
             queues: QueueTable::default(),
             ports: PortTable::default(),
             receives: PostedReceives::default(),
+            layer: LayerCounters::default(),
             waits: Waits::default(),
             started_s: unix_seconds(),
             stepped_at: Instant(0),
@@ -239,13 +242,16 @@ impl ProcessState {
                 AnyLink::Fault(fault) => Some(fault.stats()),
                 _ => None,
             },
+            shortages: (engine.is_injecting())
+                .then(|| engine.injected_shortages() + self.edges.injected_shortages()),
         }
     }
 
     /// Grows with every change of counters or links.
     #[inline]
     fn activity(&self) -> u64 {
-        self.engine.activity() + self.engine.link_changes()
+        let engine = self.engine.activity() + self.engine.link_changes();
+        engine.wrapping_add(self.layer.activity())
     }
 
     /// Makes peers prove their membership again after a cluster key was withdrawn.

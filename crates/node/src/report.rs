@@ -18,8 +18,9 @@ pub(crate) struct Report {
     files: ReportFiles,
     node: NodeId,
     choice: LinkChoice,
-    /// The counters last published.
+    /// The counters last published, and those of the layer above.
     stats: Option<Stats>,
+    layer: Vec<(String, u64)>,
     link_changes: u64,
 }
 
@@ -30,17 +31,22 @@ impl Report {
             node,
             choice,
             stats: None,
+            layer: Vec::new(),
             link_changes: 0,
         }
     }
 
     /// Writes what has changed since the last call.
     pub(crate) fn publish(&mut self, driver: &Driver<ProcessState>) -> Result<(), RegistryError> {
-        let (stats, changes) =
-            driver.with_last(|state, _| (state.stats(), state.engine.link_changes()));
-        if self.stats != Some(stats) {
-            self.files.write_counters(stats.values())?;
+        let (stats, layer, changes) = driver.with_last(|state, _| {
+            let layer = state.layer.values();
+            (state.stats(), layer, state.engine.link_changes())
+        });
+        if self.stats != Some(stats) || self.layer != layer {
+            let values = stats.values().into_iter().chain(layer.iter().cloned());
+            self.files.write_counters(values.collect())?;
             self.stats = Some(stats);
+            self.layer = layer;
         }
         if changes != self.link_changes {
             let (memory, packets) =

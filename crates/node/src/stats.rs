@@ -8,14 +8,19 @@ use dipole_proto::DropReason;
 
 use crate::waits::Waits;
 
-/// Names of values that may decrease or do not count; all others only grow.
-pub const GAUGES: [&str; 6] = [
+/// Names of values that may decrease or do not count, also of the layers above; all others only
+/// grow.
+pub const GAUGES: [&str; 10] = [
     "network peers",
     "shared-memory peers",
     "edges",
     "unread bytes",
     "free frames",
     "start time in seconds",
+    "unexpected messages",
+    "unexpected bytes",
+    "most unexpected messages",
+    "most unexpected bytes",
 ];
 
 /// A snapshot of the counters.
@@ -47,6 +52,8 @@ pub struct Stats {
     pub started_s: u64,
     /// Injected faults, if fault injection is on.
     pub faults: Option<dipole_link::fault::FaultStats>,
+    /// Injected shortages of resources above the link, if fault injection is on.
+    pub shortages: Option<u64>,
 }
 
 /// Names of the reasons for which packets are dropped.
@@ -72,6 +79,7 @@ impl Stats {
             waits,
             started_s,
             faults: _,
+            shortages,
         } = *self;
         let mut values = vec![
             ("network peers", peers as u64),
@@ -105,6 +113,7 @@ impl Stats {
             ("waits", waits.total()),
             ("wait nanoseconds", waits.total_ns()),
         ];
+        values.extend(shortages.map(|count| ("injected shortages", count)));
         values.extend(local.into_iter().flat_map(memory_values));
         values.extend(bpf.into_iter().flat_map(bpf_values));
         let dropped = protocol

@@ -1,5 +1,6 @@
 //! The core with an optional recorder: every call that changes it goes through here.
 
+mod credit;
 mod edges;
 mod output;
 mod pipes;
@@ -15,6 +16,7 @@ use dipole_proto::{
 use crate::check::Check;
 use crate::input::Input;
 use crate::recorder::{Options, Recorder};
+use credit::CreditShortage;
 
 /// The protocol core. It can be read like a [`Machine`]; what changes it is recorded if
 /// [`record`](Self::record) was called. Otherwise each call costs one more branch.
@@ -22,6 +24,7 @@ use crate::recorder::{Options, Recorder};
 pub struct RecordedMachine {
     machine: Machine,
     recorder: Option<Box<Recorder>>,
+    credit: Option<Box<CreditShortage>>,
 }
 
 impl From<Machine> for RecordedMachine {
@@ -29,6 +32,7 @@ impl From<Machine> for RecordedMachine {
         RecordedMachine {
             machine,
             recorder: None,
+            credit: None,
         }
     }
 }

@@ -21,6 +21,8 @@ pub(crate) enum Suite {
     Simulator,
     /// An integration test of the protocol, by name.
     Protocol(&'static str),
+    /// An integration test of the node, by name.
+    Node(&'static str),
     /// Unit tests of a package whose names contain the second text.
     Unit(&'static str, &'static str),
     /// BSP programs whose ranks are threads.
@@ -31,7 +33,7 @@ impl fmt::Display for Suite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Suite::Simulator => "simulator",
-            Suite::Protocol(name) | Suite::Unit(_, name) => name,
+            Suite::Protocol(name) | Suite::Node(name) | Suite::Unit(_, name) => name,
             Suite::Supersteps => "supersteps",
         })
     }
@@ -82,6 +84,7 @@ impl Suite {
         match self {
             Suite::Simulator => command.args(["-p", "dipole-node", "--test", "simulation"]),
             Suite::Protocol(test) => command.args(["-p", "dipole-proto", "--test", test]),
+            Suite::Node(test) => command.args(["-p", "dipole-node", "--test", test]),
             Suite::Unit(package, _) => command.args(["-p", package, "--lib"]),
             Suite::Supersteps => command.args(["-p", "dipole-bsp", "--test", "threads"]),
         };
@@ -143,7 +146,7 @@ impl Suite {
                 "--nocapture",
             ]),
             Suite::Unit(_, tests) => command.arg(tests),
-            Suite::Protocol(_) | Suite::Supersteps => &mut command,
+            Suite::Protocol(_) | Suite::Node(_) | Suite::Supersteps => &mut command,
         };
         command
     }

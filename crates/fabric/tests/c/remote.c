@@ -35,10 +35,15 @@ static uint64_t own_key, other_key;
         }                                                                                          \
     } while (0)
 
-static void did(ssize_t result, const char *what)
-{
-    CHECK(result == 0, "%s: %s", what, fi_strerror((int)-result));
-}
+/* Makes a call, again and again while there is no room for it. */
+#define did(call, what)                                                                           \
+    do {                                                                                          \
+        ssize_t result_;                                                                          \
+        do                                                                                        \
+            result_ = (call);                                                                     \
+        while (result_ == -FI_EAGAIN);                                                            \
+        CHECK(result_ == 0, "%s: %s", what, fi_strerror((int)-result_));                          \
+    } while (0)
 
 /* Waits for the next completion, which must be an error if `fails` is set. */
 static struct fi_cq_tagged_entry next(int fails)
@@ -60,11 +65,11 @@ static struct fi_cq_tagged_entry next(int fails)
     }
 }
 
-static void done(ssize_t result, const char *what)
-{
-    did(result, what);
-    next(0);
-}
+#define done(call, what)                                                                          \
+    do {                                                                                          \
+        did(call, what);                                                                          \
+        next(0);                                                                                  \
+    } while (0)
 
 /* Waits until the peer is here. Meanwhile makes progress, because progress is manual. */
 static void everybody(int *pipes)

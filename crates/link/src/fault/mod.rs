@@ -1,10 +1,13 @@
-//! Injects faults into any link: drop, delay, repeat, reorder, corrupt.
+//! Injects faults into any link: drop, delay, repeat, reorder, corrupt. Other faults of a [`Plan`]
+//! are shortages of resources, which concern the link and what is above it.
 //!
 //! Faults apply to outgoing frames one by one, whatever batch they are in. Runs of unaffected
 //! frames pass to the inner link unchanged, so that it can still join them. At most
 //! [`MAX_HELD_FRAMES`] frames are held back; beyond that, frames are not delayed or reordered.
 
+mod hub;
 mod plan;
+mod shortage;
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,7 +17,9 @@ use std::os::fd::BorrowedFd;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+pub use hub::FaultyHub;
 pub use plan::{Plan, PlanError};
+pub use shortage::{Shortage, Shortages};
 
 use crate::chance::{corrupt, happens};
 use crate::{Caps, Class, Incoming, Link, Outgoing};
@@ -42,6 +47,8 @@ pub struct FaultStats {
     pub reordered: u64,
     /// Frames damaged.
     pub corrupted: u64,
+    /// Calls that took no frames.
+    pub refused: u64,
 }
 
 /// The faults to apply to one frame.
@@ -72,6 +79,9 @@ pub struct Fault<L> {
     inner: L,
     plan: Plan,
     zero: bool,
+    /// Decides when the link takes no frames.
+    shortage: Option<Shortage>,
+    is_short: bool,
     rng: ChaCha8Rng,
     stats: FaultStats,
     held: Vec<DelayedFrame>,
@@ -88,7 +98,9 @@ impl<L: Link> Fault<L> {
     pub fn new(inner: L, plan: Plan) -> Fault<L> {
         Fault {
             inner,
-            zero: plan.is_zero(),
+            zero: !plan.affects_packets(),
+            shortage: Shortage::new(plan.shortages.link, plan.seed),
+            is_short: false,
             rng: ChaCha8Rng::seed_from_u64(plan.seed),
             plan,
             stats: FaultStats::default(),
@@ -309,6 +321,13 @@ impl<L: Link> Fault<L> {
 impl<L: Link> Link for Fault<L> {
     #[inline]
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
+        if let Some(shortage) = &mut self.shortage {
+            self.is_short = shortage.strikes();
+            self.stats.refused = shortage.count();
+            if self.is_short {
+                return Ok(0);
+            }
+        }
         if self.zero {
             return self.inner.send(now_ns, batch);
         }
@@ -322,6 +341,10 @@ impl<L: Link> Link for Fault<L> {
     fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize> {
         self.release(now_ns)?;
         self.inner.poll(now_ns, class)
+    }
+
+    fn refuses_next(&self) -> bool {
+        !self.is_short && self.inner.refuses_next()
     }
 
     fn next_deadline_ns(&self) -> Option<u64> {
@@ -347,7 +370,6 @@ impl<L: Link> Link for Fault<L> {
             fn local(&self, class: Class) -> SocketAddr;
             fn locals(&self, class: Class) -> Vec<SocketAddr>;
             fn source(&self, class: Class, to: SocketAddr) -> SocketAddr;
-            fn refuses_next(&self) -> bool;
             fn message(&self, index: usize) -> Incoming<'_>;
             fn arm(&mut self) -> bool;
             fn disarm(&mut self);

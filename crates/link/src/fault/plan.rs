@@ -3,10 +3,13 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Faults to inject, each with a probability per frame.
+use super::shortage::Shortages;
+
+/// Faults to inject, each with a probability per frame, and shortages of resources.
 ///
 /// As text: `drop=0.01,delay=0.1:50us,repeat=0.001,reorder=0.01,corrupt=0.001,seed=7`, with any
-/// subset in any order. The empty text injects nothing.
+/// subset in any order, and `credit=0.1,frames=0.1,rings=0.1,posts=0.1,link=0.1` for
+/// [`Shortages`]. The empty text injects nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// Probability that a frame is dropped.
@@ -21,14 +24,16 @@ pub struct Plan {
     pub reorder: f64,
     /// Probability that bits are flipped or the end is cut off.
     pub corrupt: f64,
+    /// Resources that seem exhausted.
+    pub shortages: Shortages,
     /// Frames with the same order get the same faults from the same seed.
     pub seed: u64,
 }
 
 impl Plan {
-    /// True if nothing is ever injected.
+    /// True if it drops, delays, repeats, reorders or damages packets.
     #[must_use]
-    pub fn is_zero(&self) -> bool {
+    pub fn affects_packets(&self) -> bool {
         let all = [
             self.drop,
             self.delay,
@@ -36,7 +41,7 @@ impl Plan {
             self.reorder,
             self.corrupt,
         ];
-        !all.iter().any(|&probability| probability > 0.0)
+        all.iter().any(|&probability| probability > 0.0)
     }
 }
 
@@ -52,7 +57,7 @@ pub enum PlanError {
     /// A name that is not a known fault.
     #[error(
         "fault plan: unknown fault `{name}`; known names are drop, delay, repeat, reorder, \
-         corrupt and seed"
+         corrupt, credit, frames, rings, posts, link and seed"
     )]
     UnknownName {
         /// Name in the text.
@@ -71,6 +76,17 @@ pub enum PlanError {
     )]
     Probability {
         /// Name of the fault.
+        name: String,
+        /// Value in the text.
+        value: String,
+    },
+    /// A resource that would never be available.
+    #[error(
+        "fault plan: {name}={value} would stop all traffic; give a probability below 1, as in \
+         {name}=0.1"
+    )]
+    AlwaysShort {
+        /// Name of the resource.
         name: String,
         /// Value in the text.
         value: String,
@@ -129,10 +145,23 @@ impl FromStr for Plan {
                         value: value.into(),
                     })?;
                 }
-                _ => return Err(PlanError::UnknownName { name: name.into() }),
+                _ => match plan.shortages.named(name) {
+                    Some(shortage) => *shortage = shortage_of(name, value)?,
+                    None => return Err(PlanError::UnknownName { name: name.into() }),
+                },
             }
         }
         Ok(plan)
+    }
+}
+
+fn shortage_of(name: &str, value: &str) -> Result<f64, PlanError> {
+    match probability(name, value)? {
+        possible if possible < 1.0 => Ok(possible),
+        _ => Err(PlanError::AlwaysShort {
+            name: name.into(),
+            value: value.into(),
+        }),
     }
 }
 
@@ -175,11 +204,30 @@ mod tests {
             repeat: 0.001,
             reorder: 0.02,
             corrupt: 0.003,
+            shortages: Shortages::default(),
             seed: 7,
         };
         assert_eq!(plan, expected);
-        assert!("".parse::<Plan>().unwrap().is_zero());
-        assert!(" seed=3 , drop=0 ".parse::<Plan>().unwrap().is_zero());
+        assert!(plan.affects_packets());
+        assert!(!"".parse::<Plan>().unwrap().affects_packets());
+        assert!(
+            !" seed=3 , drop=0 "
+                .parse::<Plan>()
+                .unwrap()
+                .affects_packets()
+        );
+        let short: Plan = "credit=0.1,frames=0.2,rings=0.3,posts=0.4,link=0.5"
+            .parse()
+            .unwrap();
+        let expected = Shortages {
+            credit: 0.1,
+            frames: 0.2,
+            rings: 0.3,
+            posts: 0.4,
+            link: 0.5,
+        };
+        assert_eq!(short.shortages, expected);
+        assert!(!short.affects_packets());
     }
 
     #[test]
@@ -205,6 +253,7 @@ mod tests {
                 "no valid time",
                 "delay=0.1:50us",
             ),
+            ("credit=1", "credit=1 would stop all traffic", "credit=0.1"),
             ("seed=-1", "`-1` is not a whole number", "seed=7"),
         ] {
             let message = text.parse::<Plan>().unwrap_err().to_string();

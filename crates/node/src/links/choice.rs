@@ -22,7 +22,7 @@ impl LinkChoice {
             sockets: Vec::new(),
             packets_only: match config.links {
                 Links::Udp | Links::Bpf => Some(variables::LINK),
-                Links::Auto if config.fault.is_some() => Some(variables::FAULT),
+                Links::Auto if config.injects_into_link() => Some(variables::FAULT),
                 Links::Auto if config.capture.is_some() => Some(variables::CAPTURE),
                 Links::Auto | Links::Shm => None,
             },

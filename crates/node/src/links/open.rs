@@ -88,7 +88,9 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<(AnyLink, LinkC
         })?;
         link = AnyLink::Capture(Box::new(capture));
     }
-    if let Some(plan) = &config.fault {
+    if let Some(plan) = &config.fault
+        && config.injects_into_link()
+    {
         link = AnyLink::Fault(Box::new(Fault::new(link, plan.clone())));
     }
     Ok((link, choice))

@@ -54,6 +54,7 @@ impl RecordedMachine {
         edge: EdgeId,
         total: u64,
     ) -> Result<MessageStart, BeginError> {
+        self.admit(edge)?;
         let begun = self.machine.begin(now, edge, total);
         self.note(|it| {
             let check = Check::of(&begun);

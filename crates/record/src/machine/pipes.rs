@@ -33,6 +33,7 @@ impl RecordedMachine {
     /// As there.
     #[inline]
     pub fn begin_whole(&mut self, edge: EdgeId, total: u64) -> Result<bool, BeginError> {
+        self.admit(edge)?;
         let begun = self.machine.begin_whole(edge, total);
         self.note(|it| {
             let check = Check::of(&begun);

@@ -42,6 +42,8 @@ pub(super) struct Process {
     pub(super) prods_per_s: f64,
     /// Bytes received but not yet read.
     pub(super) unread_bytes: u64,
+    /// Memory of messages that wait for a matching receive of an MPI rank.
+    pub(super) unexpected_bytes: u64,
     /// Number of peers per link.
     pub(super) links: BTreeMap<String, u64>,
     /// Why no faster links are used.
@@ -179,6 +181,7 @@ impl Sampler {
                 repeats_per_s: per_s(|counts| counts.repeats),
                 prods_per_s: per_s(|counts| counts.ack_requests),
                 unread_bytes: one.value("unread bytes"),
+                unexpected_bytes: one.value("unexpected bytes"),
                 links,
                 why,
                 edges: own

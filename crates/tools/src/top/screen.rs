@@ -13,7 +13,7 @@ use super::sample::{Edge, Now, Process, Rank};
 /// low rank are shown.
 pub(super) struct Column(&'static str, u16, u16);
 
-pub(super) const COLUMNS: [Column; 10] = [
+pub(super) const COLUMNS: [Column; 11] = [
     Column("pid", 7, 0),
     Column("command", 10, 1),
     Column("endpoints", 12, 8),
@@ -24,6 +24,7 @@ pub(super) const COLUMNS: [Column; 10] = [
     Column("MB/s in", 7, 5),
     Column("repeats/s", 9, 7),
     Column("unread kB", 9, 6),
+    Column("unexpected kB", 13, 10),
 ];
 pub(super) const EDGE_COLUMNS: [Column; 6] = [
     Column("from", 16, 3),
@@ -280,7 +281,7 @@ fn titled<const N: usize>(
 }
 
 #[allow(clippy::cast_precision_loss, reason = "for a reader")]
-pub(super) fn cells(process: &Process) -> [String; 10] {
+pub(super) fn cells(process: &Process) -> [String; 11] {
     [
         process.pid.to_string(),
         process.command.chars().take(60).collect(),
@@ -292,6 +293,7 @@ pub(super) fn cells(process: &Process) -> [String; 10] {
         format!("{:.1}", process.bytes_in_per_s / 1e6),
         format!("{:.1}", process.repeats_per_s),
         format!("{:.1}", process.unread_bytes as f64 / 1e3),
+        format!("{:.1}", process.unexpected_bytes as f64 / 1e3),
     ]
 }
 
@@ -426,7 +428,7 @@ mod tests {
                 ["MB/s out", "MB/s in", "unread kB", "repeats/s"],
                 Some("peers"),
             ),
-            (200, ["peers", "endpoints", "MB/s in", "at"], None),
+            (200, ["peers", "endpoints", "unexpected kB", "at"], None),
         ] {
             let text = drawn(&mut view, &now, width, 30);
             let headings: Vec<&str> = text.lines().collect();

@@ -131,4 +131,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
         snippet: "self.sessions[index as usize] = None;",
         replacement: "let _kept = index;",
     },
+    Mutant {
+        name: "answer-without-room-lost",
+        effect: "the answer to a peer's memory operation is dropped if there is no room for it",
+        file: "crates/engine/src/send_answers.rs",
+        suite: Suite::Node("try_again"),
+        snippet: "Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => break false,",
+        replacement: "Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => {
+                    answers.queue.pop_front();
+                    break false;
+                }",
+    },
 ];
