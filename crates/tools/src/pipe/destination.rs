@@ -13,10 +13,13 @@ use rustix::fs::OFlags;
 use rustix::process::geteuid;
 
 use super::frame::{FileFacts, Sum};
+use super::record::{NAME_BYTES, is_name};
 use super::{PipeError, failed_at};
 
 /// Suffix of incomplete files.
-const PART: &str = ".part";
+const PART: &[u8] = b".part";
+/// Bytes of a long name that the name of its incomplete file begins with.
+const KEPT_NAME_BYTES: usize = 200;
 /// Bytes read at once to checksum existing contents.
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -63,9 +66,8 @@ impl Destination {
             NamedBy::Receiver => std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
             NamedBy::Sender => path.to_owned(),
         };
-        let mut part = whole.clone().into_os_string();
-        part.push(PART);
-        let part = PathBuf::from(part);
+        let name = whole.file_name().unwrap_or_default();
+        let part = whole.with_file_name(OsStr::from_bytes(&part_name(name.as_bytes())));
         let file = open_part(&part)?;
         match file.try_lock() {
             Ok(()) => {}
@@ -85,17 +87,26 @@ impl Destination {
     }
 
     /// Checksums the existing contents of a file that will have `length_bytes`.
-    pub(super) fn sum(&mut self, length_bytes: u64) -> Result<Sum, PipeError> {
+    pub(super) fn sum(
+        &mut self,
+        length_bytes: u64,
+        working: &mut dyn FnMut(),
+    ) -> Result<Sum, PipeError> {
         let mut sum = Sum::new();
         let Some((part, _)) = &self.names else {
             return Ok(sum);
         };
         let read = self.file.metadata().and_then(|found| match found.len() {
-            length if length <= length_bytes => sum_of(&mut self.file, length),
+            length if length <= length_bytes => sum_of(&mut self.file, length, working),
             _ => Ok(Sum::new()),
         });
         sum = read.map_err(failed_at("reading the file", part))?;
         Ok(sum)
+    }
+
+    /// True for a file in which holes can be left.
+    pub(super) fn is_regular(&self) -> bool {
+        self.names.is_some()
     }
 
     /// The file, for writing from the current position.
@@ -141,6 +152,28 @@ impl Destination {
     }
 }
 
+/// Name of a file until it is complete. A name that would be too long is shortened, and made distinct by
+/// its checksum.
+pub(super) fn part_name(name: &[u8]) -> Vec<u8> {
+    if name.len() + PART.len() <= NAME_BYTES {
+        return [name, PART].concat();
+    }
+    let mut sum = Sum::new();
+    sum.add(name);
+    let crc = format!("-{:08x}", sum.crc());
+    [&name[..KEPT_NAME_BYTES], crc.as_bytes(), PART].concat()
+}
+
+/// True for a name that another file may have until it is complete.
+pub(super) fn is_part_name(name: &[u8]) -> bool {
+    name.ends_with(PART)
+}
+
+/// True for a regular file of this user without further names.
+pub(super) fn is_ours(found: &Metadata) -> bool {
+    found.is_file() && found.nlink() == 1 && found.uid() == geteuid().as_raw()
+}
+
 /// Opens the file of a transfer: a new one, or what an earlier transfer of this user left. In a
 /// directory that other users can write to, anything may exist under that name.
 fn open_part(part: &Path) -> Result<File, PipeError> {
@@ -161,19 +194,21 @@ fn open_part(part: &Path) -> Result<File, PipeError> {
     })?;
     let found = file.metadata();
     let found = found.map_err(failed_at("looking at the file", part))?;
-    let is_ours = |found: &Metadata| {
-        found.is_file() && found.nlink() == 1 && found.uid() == geteuid().as_raw()
-    };
     is_ours(&found).then_some(file).ok_or_else(refused)
 }
 
-/// Checksums the first bytes of a file and stops after them.
-pub(super) fn sum_of(file: &mut File, length_bytes: u64) -> io::Result<Sum> {
+/// Checksums the first bytes of a file and stops after them; `working` runs again and again meanwhile.
+pub(super) fn sum_of(
+    file: &mut File,
+    length_bytes: u64,
+    working: &mut dyn FnMut(),
+) -> io::Result<Sum> {
     let mut sum = Sum::new();
     file.seek(SeekFrom::Start(0))?;
     let mut from = file.take(length_bytes);
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
+        working();
         match from.read(&mut buffer) {
             Ok(0) => break,
             Ok(length) => sum.add(&buffer[..length]),
@@ -184,13 +219,9 @@ pub(super) fn sum_of(file: &mut File, length_bytes: u64) -> io::Result<Sum> {
     Ok(sum)
 }
 
-/// The path of a file with this name in a directory; `None` if the name would lead elsewhere, or
-/// contains control characters.
+/// The path of a file with this name in a directory; `None` if the name would lead elsewhere.
 pub(super) fn place_in(directory: &Path, name: &[u8]) -> Option<PathBuf> {
-    let is_name = !matches!(name, b"" | b"." | b"..")
-        && !name.contains(&b'/')
-        && !String::from_utf8_lossy(name).contains(char::is_control);
-    is_name.then(|| directory.join(OsStr::from_bytes(name)))
+    is_name(name).then(|| directory.join(OsStr::from_bytes(name)))
 }
 
 #[cfg(test)]
@@ -201,8 +232,8 @@ mod tests {
     fn no_name_leads_out_of_the_directory() {
         let folder = Path::new("/to");
         assert_eq!(
-            place_in(folder, b"a..\xff"),
-            Some(folder.join(OsStr::from_bytes(b"a..\xff")))
+            place_in(folder, b"a..\xff\n\x1b"),
+            Some(folder.join(OsStr::from_bytes(b"a..\xff\n\x1b")))
         );
         for name in [
             &b""[..],
@@ -212,9 +243,7 @@ mod tests {
             b"/etc/passwd",
             b"a/b",
             b"a\0",
-            b"a\nb",
-            b"\x1b]0;x\x07",
-            "\u{9b}2J".as_bytes(),
+            &[b'a'; 256],
         ] {
             assert_eq!(place_in(folder, name), None, "{name:?}");
         }
@@ -257,13 +286,23 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_names_have_distinct_names_while_they_are_incomplete() {
+        let (one, other) = ([b'a'; 255], [&[b'a'; 254][..], b"b"].concat());
+        let parts = [&one[..250], &one, &other].map(part_name);
+        for part in &parts {
+            assert!(part.len() <= 255 && is_part_name(part));
+        }
+        assert!(parts[0] != parts[1] && parts[1] != parts[2]);
+    }
+
+    #[test]
     fn what_is_left_is_summed_only_where_it_may_be_a_beginning() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
         std::fs::write(folder.path().join("x.part"), b"123456789").unwrap();
         let mut kept = Destination::open(&path, NamedBy::Receiver, true).unwrap();
-        assert_eq!(kept.sum(9).unwrap().crc(), 0xe306_9283);
-        assert_eq!(kept.sum(8).unwrap().length_bytes(), 0);
+        assert_eq!(kept.sum(9, &mut || {}).unwrap().crc(), 0xe306_9283);
+        assert_eq!(kept.sum(8, &mut || {}).unwrap().length_bytes(), 0);
         assert!(matches!(
             Destination::open(&path, NamedBy::Receiver, true),
             Err(PipeError::Busy { .. })

@@ -16,6 +16,28 @@ pub(super) struct FileFacts<'a> {
     pub(super) length_bytes: u64,
 }
 
+/// The receiver's wishes for a tree, and where it writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct TreeOptions {
+    /// Files are offered before they are sent.
+    pub(super) resume: bool,
+    /// Names of users and groups are sent.
+    pub(super) owner: bool,
+    /// Extended attributes are sent.
+    pub(super) attributes: bool,
+    /// The receiver's directory, which is not sent to itself.
+    pub(super) directory: FileId,
+}
+
+/// A file or directory among those of all machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct FileId {
+    /// CRC32C of the random number that the running kernel has.
+    pub(super) kernel: u32,
+    pub(super) device: u64,
+    pub(super) inode: u64,
+}
+
 /// The content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Kind<'a> {
@@ -34,6 +56,8 @@ pub(super) enum Kind<'a> {
     From,
     /// A piece of a byte stream.
     Bytes(#[serde(with = "serde_bytes")] &'a [u8]),
+    /// A hole of a file, which reads as zeros.
+    Hole { length_bytes: u64 },
     /// A line without its line break.
     Line(#[serde(with = "serde_bytes")] &'a [u8]),
     /// The stream ends at this offset; the CRC32C covers all bytes before.
@@ -44,6 +68,32 @@ pub(super) enum Kind<'a> {
     Complete,
     /// The transfer has failed, with the reason.
     Failed(&'a str),
+    /// Files and directories begin.
+    Tree,
+    /// From the receiver of a tree: continue.
+    TreeReady(TreeOptions),
+    /// Records of a tree (`record.rs`), with their CRC32C.
+    Batch {
+        crc: u32,
+        #[serde(with = "serde_bytes")]
+        records: &'a [u8],
+    },
+    /// From the receiver: one encoded `Present` for each offer.
+    Present(#[serde(with = "serde_bytes")] &'a [u8]),
+    /// All records have been sent; this many files were not.
+    TreeEnd { skipped: u64 },
+    /// From the receiver: everything is stored but this many entries, the first for this reason.
+    TreeComplete { failed: u64, first: &'a str },
+}
+
+impl Kind<'_> {
+    /// A piece or a line without its payload, for [`Frame::around`].
+    pub(super) fn empty_piece(lines: bool) -> Kind<'static> {
+        match lines {
+            true => Kind::Line(&[]),
+            false => Kind::Bytes(&[]),
+        }
+    }
 }
 
 /// A message of a stream.
@@ -57,8 +107,8 @@ pub(super) struct Frame<'a> {
     pub(super) kind: Kind<'a>,
 }
 
-/// Maximum length of a message's header: three numbers of ten bytes, and a byte for its kind.
-pub(super) const HEADROOM_BYTES: usize = 3 * 10 + 5;
+/// Maximum length of a message's header: three numbers of ten bytes, one of five, and its kind.
+pub(super) const HEADROOM_BYTES: usize = 3 * 10 + 5 + 5;
 
 /// Reasons why a message does not belong to a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -83,19 +133,11 @@ impl<'a> Frame<'a> {
         *to = postcard::to_extend(self, std::mem::take(to)).expect("a vector takes all");
     }
 
-    /// Encodes a piece or a line in place: `buffer` has [`HEADROOM_BYTES`] of room before the payload.
-    pub(super) fn around(lines: bool, stream: u64, offset_bytes: u64, buffer: &mut [u8]) -> &[u8] {
-        let kind = match lines {
-            true => Kind::Line(&[]),
-            false => Kind::Bytes(&[]),
-        };
-        let frame = Frame {
-            stream,
-            offset_bytes,
-            kind,
-        };
+    /// Encodes a message in place, given without its payload, which is the last field: `buffer` has
+    /// [`HEADROOM_BYTES`] of room before the payload.
+    pub(super) fn around<'b>(&self, buffer: &'b mut [u8]) -> &'b [u8] {
         let mut head = Vec::with_capacity(HEADROOM_BYTES);
-        frame.write(&mut head);
+        self.write(&mut head);
         // The encoding ends with the payload's length, here a single zero byte.
         head.pop();
         let payload_bytes = buffer.len() - HEADROOM_BYTES;
@@ -134,6 +176,22 @@ impl Sum {
         self.length_bytes += payload.len() as u64;
     }
 
+    /// Adds zeros without reading them.
+    pub(super) fn add_zeros(&mut self, length_bytes: u64) {
+        let mut zeros = Digest::new(CrcAlgorithm::Crc32Iscsi);
+        zeros.update(&[0]);
+        let mut left = length_bytes;
+        while left > 0 {
+            if left & 1 == 1 {
+                self.digest.combine(&zeros);
+            }
+            let half = zeros;
+            zeros.combine(&half);
+            left >>= 1;
+        }
+        self.length_bytes += length_bytes;
+    }
+
     pub(super) fn length_bytes(&self) -> u64 {
         self.length_bytes
     }
@@ -166,10 +224,34 @@ mod tests {
             Kind::From,
             Kind::Bytes(b"abc"),
             Kind::Line(b""),
+            Kind::Hole {
+                length_bytes: 1 << 50,
+            },
             Kind::End { crc: 0xfedc_ba98 },
             Kind::Alive,
             Kind::Complete,
             Kind::Failed("the disk is full"),
+            Kind::Tree,
+            Kind::TreeReady(TreeOptions {
+                resume: true,
+                owner: false,
+                attributes: true,
+                directory: FileId {
+                    kernel: 1,
+                    device: 2,
+                    inode: 3,
+                },
+            }),
+            Kind::Batch {
+                crc: 0xfedc_ba98,
+                records: b"records",
+            },
+            Kind::Present(b"\0"),
+            Kind::TreeEnd { skipped: 7 },
+            Kind::TreeComplete {
+                failed: 1,
+                first: "a: no space",
+            },
         ] {
             let frame = Frame {
                 kind,
@@ -193,18 +275,28 @@ mod tests {
             let payload = vec![0x5a; length_bytes];
             let mut buffer = vec![0xff; HEADROOM_BYTES];
             buffer.extend_from_slice(&payload);
-            let kind = match lines {
+            let whole = match lines {
                 true => Kind::Line(&payload),
-                false => Kind::Bytes(&payload),
+                false => Kind::Batch {
+                    crc: u32::MAX,
+                    records: &payload,
+                },
             };
-            let frame = Frame {
+            let empty = match lines {
+                true => Kind::empty_piece(true),
+                false => Kind::Batch {
+                    crc: u32::MAX,
+                    records: &[],
+                },
+            };
+            let [frame, bare] = [whole, empty].map(|kind| Frame {
                 stream,
                 offset_bytes,
                 kind,
-            };
+            });
             let mut written = Vec::new();
             frame.write(&mut written);
-            let around = Frame::around(lines, stream, offset_bytes, &mut buffer);
+            let around = bare.around(&mut buffer);
             assert_eq!(around, written);
             assert_eq!(Frame::parse(around), Ok(frame));
         }
@@ -234,5 +326,22 @@ mod tests {
         sum.add(b"1234");
         sum.add(b"56789");
         assert_eq!((sum.crc(), sum.length_bytes()), (0xe306_9283, 9));
+    }
+
+    #[test]
+    fn zeros_count_as_if_they_were_read() {
+        for length in [0, 1, 7, 4096, 1_000_003] {
+            let [mut read, mut skipped] = [Sum::new(), Sum::new()];
+            for sum in [&mut read, &mut skipped] {
+                sum.add(b"before");
+            }
+            read.add(&vec![0; length]);
+            skipped.add_zeros(length as u64);
+            for sum in [&mut read, &mut skipped] {
+                sum.add(b"behind");
+            }
+            assert_eq!(read.crc(), skipped.crc(), "{length}");
+            assert_eq!(read.length_bytes(), skipped.length_bytes());
+        }
     }
 }

@@ -15,12 +15,12 @@ use super::frame::{Frame, Kind};
 pub(super) type Partner = Arc<Mutex<Option<(Address, u64)>>>;
 
 /// From now on, a signal first notifies the partner and disconnects from all peers, so that none of
-/// them waits; then it ends the process as usual. `hint` describes how to continue.
+/// them waits; then it ends the process as usual. `hint` describes how to continue after `program`.
 pub(super) fn watch(
     node: Weak<Node>,
     endpoint: Weak<Endpoint>,
     partner: Partner,
-    hint: &'static str,
+    (program, hint): (&'static str, &'static str),
 ) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     std::thread::spawn(move || {
@@ -34,7 +34,7 @@ pub(super) fn watch(
                 _ => format!("it was terminated there (SIGTERM){hint}"),
             };
             if !hint.is_empty() {
-                eprintln!("dipole recv: interrupted{hint}");
+                eprintln!("{program}: interrupted{hint}");
             }
             let mut message = Vec::new();
             Frame {

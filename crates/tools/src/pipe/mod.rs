@@ -4,11 +4,18 @@
 //! first, the other ends too and reports why.
 
 mod destination;
+mod extents;
 mod frame;
 mod interrupt;
+mod owners;
+mod place;
 mod progress;
+mod record;
 mod recv;
 mod send;
+mod shown;
+mod store;
+mod walk;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,8 +31,11 @@ use dipole_node::{
 };
 
 use frame::FrameError;
+use record::RecordError;
 pub(crate) use recv::{RecvArgs, recv};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 pub(crate) use send::{SendArgs, send};
+use shown::shown_path;
 
 /// Options of both directions.
 #[derive(Args, Debug)]
@@ -116,29 +126,54 @@ enum PipeError {
          directory"
     )]
     Nameless { from: Address },
-    #[error("endpoint {from} sends several files: give an existing directory to --out")]
+    #[error(
+        "endpoint {from} sends several files, directories or links: give an existing directory to --out"
+    )]
     Several { from: Address },
+    #[error("endpoint {from} sent {cause}; is it `dipole send` of this version?")]
+    Tree { from: Address, cause: RecordError },
+    /// Some files were not sent or not stored, and each was reported.
+    #[error("{}", incomplete(*.skipped, *.failed, .first, *.to))]
+    Incomplete {
+        to: Address,
+        skipped: u64,
+        failed: u64,
+        first: String,
+    },
+    #[error(
+        "{cause}; what has arrived is kept: start `dipole recv --resume` there and send the same again"
+    )]
+    Interrupted { cause: Box<PipeError> },
+    #[error("reading the files took longer than {seconds} s (--timeout)")]
+    Stalled { seconds: u64 },
+    #[error(
+        "endpoint {to} accepted nothing for {seconds} s (--timeout); is its disk slow, or its process \
+         stopped?"
+    )]
+    Unaccepted { to: Address, seconds: u64 },
+    #[error("{} is a directory, which has no lines; leave out --lines", shown_path(.path))]
+    LinesOfDirectory { path: PathBuf },
     #[error("endpoint {from} sends a file named `{name}`, which is not a valid file name")]
     Name { from: Address, name: String },
     /// A file stands in the way that the sender cannot have meant.
     #[error(
         "{} is not a plain file of this user: a link, a directory, a device, or another user's; \
          remove it, or receive elsewhere (--out)",
-        .file.display()
+        shown_path(.file)
     )]
     NoPlainFile { file: PathBuf },
-    #[error("{} changed while it was sent; send it again", .file.display())]
+    #[error("{} changed while it was sent; send it again", shown_path(.file))]
     Changed { file: PathBuf },
     #[error(
-        "{} and {} would both arrive as `{name}`; send one of them later, or both with `tar`",
-        .first.display(), .second.display()
+        "{} and {} would both arrive as `{name}`; send one of them later, or a directory that contains both",
+        shown_path(.first), shown_path(.second)
     )]
     SameName {
         name: String,
         first: PathBuf,
         second: PathBuf,
     },
-    #[error("another process writes {}; wait for it, or end it", .part.display())]
+    #[error("another process writes {}; wait for it, or end it", shown_path(.part))]
     Busy { part: PathBuf },
     #[error(
         "this is node {node}, which the hosts file does not list, so no other node could find it: add a \
@@ -153,6 +188,24 @@ fn plain(text: &str) -> String {
     shown
         .map(|c| if c.is_control() { '?' } else { c })
         .collect()
+}
+
+/// Files that were not sent, or not stored at `to`.
+fn incomplete(skipped: u64, failed: u64, first: &str, to: Address) -> String {
+    let mut parts = Vec::new();
+    if skipped > 0 {
+        parts.push(format!("{skipped} were not sent"));
+    }
+    if failed > 0 {
+        parts.push(format!(
+            "{failed} were not stored completely at endpoint {to}, the first: {}",
+            plain(first)
+        ));
+    }
+    format!(
+        "not all files arrived: {}; the others are complete",
+        parts.join("; ")
+    )
 }
 
 /// Mode of the other side, given whether this one has `--lines`.
@@ -171,7 +224,7 @@ fn failed(doing: &'static str) -> impl FnOnce(io::Error) -> PipeError {
 /// Wraps an error of a file.
 fn failed_at(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PipeError {
     move |cause| {
-        let text = format!("{}: {cause}", path.display());
+        let text = format!("{}: {cause}", shown_path(path));
         failed(doing)(io::Error::new(cause.kind(), text))
     }
 }
@@ -203,6 +256,24 @@ fn configure(args: &PipeArgs) -> Result<Config, PipeError> {
         config.capture = Some(file.clone());
     }
     Ok(config)
+}
+
+/// Allows as many open files as an administrator does: each level of directories needs a descriptor.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    // Without it, directories that are too deep are reported.
+    let _unchanged = setrlimit(Resource::Nofile, raised);
+}
+
+/// Identifies the running kernel: the CRC32C of its random number.
+fn running_kernel() -> u32 {
+    let mut sum = frame::Sum::new();
+    sum.add(&std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default());
+    sum.crc()
 }
 
 /// Longest part of the other side's text that is shown.

@@ -40,6 +40,40 @@ pub(super) struct Summary<'a> {
     pub(super) crc32c: String,
 }
 
+/// The result of a tree that both commands print with `--json`.
+#[derive(Serialize)]
+pub(super) struct TreeSummary<'a> {
+    pub(super) event: &'a str,
+    pub(super) peer: String,
+    /// Regular files that are complete.
+    pub(super) files: u64,
+    /// Files, directories and links that are not.
+    pub(super) failed: u64,
+    /// Contents and metadata that were transferred, without the holes of files.
+    pub(super) bytes: u64,
+    pub(super) messages: u64,
+    pub(super) seconds: f64,
+    pub(super) bytes_per_s: f64,
+}
+
+/// A file of a tree that has arrived, for `--json`.
+#[derive(Serialize)]
+pub(super) struct FileArrival {
+    pub(super) event: &'static str,
+    pub(super) peer: String,
+    pub(super) file: String,
+    pub(super) bytes: u64,
+}
+
+/// A line of `--json`.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum Event<'a> {
+    Stream(Summary<'a>),
+    Tree(TreeSummary<'a>),
+    File(FileArrival),
+}
+
 impl Progress {
     /// `total_bytes` if it is known; `forced` shows progress even without a terminal.
     pub(super) fn new(who: &'static str, total_bytes: Option<u64>, forced: bool) -> Progress {
@@ -80,7 +114,12 @@ impl Progress {
     }
 
     pub(super) fn add(&mut self, bytes: usize) {
-        self.bytes += bytes as u64;
+        self.add_hole(bytes as u64);
+    }
+
+    /// Adds a message that stands for this many bytes.
+    pub(super) fn add_hole(&mut self, bytes: u64) {
+        self.bytes += bytes;
         self.messages += 1;
         match &mut self.show {
             Show::Nothing => {}
@@ -96,14 +135,8 @@ impl Progress {
         }
     }
 
-    /// Removes the bar and summarises the transfer.
-    pub(super) fn finish<'a>(
-        &self,
-        event: &'a str,
-        peer: String,
-        file: Option<String>,
-        crc: u32,
-    ) -> Summary<'a> {
+    /// Removes the bar; returns the time and the rate.
+    fn end(&self) -> (Duration, f64) {
         let took = self.started.elapsed();
         let rate = per_second(self.bytes - self.there_bytes, took);
         match &self.show {
@@ -116,6 +149,39 @@ impl Progress {
                 whole_bytes(rate)
             ),
         }
+        (took, rate)
+    }
+
+    /// Removes the bar and summarises the transfer of a tree with these numbers of complete and other
+    /// files.
+    pub(super) fn finish_tree<'a>(
+        &self,
+        event: &'a str,
+        peer: String,
+        (files, failed): (u64, u64),
+    ) -> TreeSummary<'a> {
+        let (took, rate) = self.end();
+        TreeSummary {
+            event,
+            peer,
+            files,
+            failed,
+            bytes: self.bytes,
+            messages: self.messages,
+            seconds: took.as_secs_f64(),
+            bytes_per_s: rate,
+        }
+    }
+
+    /// Removes the bar and summarises the transfer.
+    pub(super) fn finish<'a>(
+        &self,
+        event: &'a str,
+        peer: String,
+        file: Option<String>,
+        crc: u32,
+    ) -> Summary<'a> {
+        let (took, rate) = self.end();
         Summary {
             event,
             peer,

@@ -1,8 +1,10 @@
 //! `dipole recv`.
 
+mod tree;
+
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -19,14 +21,20 @@ use dipole_node::{
 use super::destination::{Destination, NamedBy, place_in};
 use super::frame::{FileFacts, Frame, FrameError, Kind, Sum};
 use super::interrupt::{self, Partner};
-use super::progress::{Progress, Summary};
+use super::progress::{Event, Progress};
+use super::shown::{shown, shown_path};
 use super::{LAST_ACK, LOOK, PipeArgs, PipeError, configure, failed, spare_endpoint};
 use crate::output::{BROKEN_PIPE, Failure, json};
 
-/// Receive files, or a stream, at an endpoint
+/// Receive files and directories, or a stream, at an endpoint
 ///
 /// A file is named PATH.part until it is complete and its checksum (CRC32C) matches the sender's. Then
-/// it gets the sender's mode and time, and its final name; it replaces an existing file of that name.
+/// it gets the sender's permissions and modification time, and its final name; it replaces an existing
+/// file or symbolic link of that name. An existing directory is kept, and gets what the sender has in
+/// addition.
+///
+/// Nothing is written outside the directory of `--out`: symbolic links are created, but never followed.
+/// A file that cannot be stored is reported; the others arrive, and the status is 1.
 #[derive(Args, Debug)]
 pub(crate) struct RecvArgs {
     /// The endpoint, with or without this node's number
@@ -38,15 +46,27 @@ pub(crate) struct RecvArgs {
     /// Continue to receive, from one sender after the other, until a signal
     #[arg(long)]
     keep: bool,
-    /// Continue with PATH.part of an earlier transfer, if the file begins with the same bytes
+    /// Continue an earlier transfer: with PATH.part, if the file begins with the same bytes, and without
+    /// files of several or of a directory that have the same length and modification time
     #[arg(long, requires = "out")]
     resume: bool,
+    /// Keep owners and groups, by name or otherwise by number, and set-user-ID and set-group-ID bits; PATH
+    /// must be a directory
+    #[arg(long, requires = "out")]
+    owner: bool,
+    /// Keep user attributes and access control lists, with --owner also capabilities and trusted
+    /// attributes; PATH must be a directory
+    #[arg(long, requires = "out")]
+    xattrs: bool,
     /// Seconds that a live sender may be silent
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     silence: u64,
     #[command(flatten)]
     pipe: PipeArgs,
 }
+
+/// Prints a summary.
+type Tell<'a> = dyn FnMut(Event<'_>) + 'a;
 
 /// Endpoint or port that receives.
 #[derive(Clone, Copy, Debug)]
@@ -103,10 +123,11 @@ pub(crate) fn recv(
         Arc::downgrade(&reply),
         Arc::clone(&partner),
         match &args.out {
-            Some(_) => {
-                "; a file that has begun is in NAME.part, and `dipole recv --resume` continues it"
-            }
-            None => "",
+            Some(_) => (
+                "dipole recv",
+                "; a file that has begun is in NAME.part, and `dipole recv --resume` continues it",
+            ),
+            None => ("dipole recv", ""),
         },
     )
     .map_err(failed("catching signals"))?;
@@ -130,12 +151,15 @@ fn receive_all(
     let args = listener.args;
     loop {
         let mut told = Ok(());
-        let outcome = listener.transfer(&mut |summary| {
-            told = match &args.out {
-                Some(_) if as_json => writeln!(out, "{}", json(&summary)),
+        let outcome = listener.transfer(&mut |event| {
+            let tried = match &args.out {
+                Some(_) if as_json => writeln!(out, "{}", json(&event)),
                 // Standard output carries the stream itself.
-                None if as_json => writeln!(io::stderr(), "{}", json(&summary)),
+                None if as_json => writeln!(io::stderr(), "{}", json(&event)),
                 _ => Ok(()),
+            };
+            if told.is_ok() {
+                told = tried;
             }
         });
         told?;
@@ -167,7 +191,7 @@ struct Listener<'a> {
 
 impl Listener<'_> {
     /// Receives everything that one sender sends.
-    fn transfer(&mut self, tell: &mut dyn FnMut(Summary<'_>)) -> Result<(), PipeError> {
+    fn transfer(&mut self, tell: &mut Tell<'_>) -> Result<(), PipeError> {
         let begin = self.await_begin()?;
         let frame = Frame::parse(&begin).expect("it was parsed before");
         let (source, stream) = (begin.source(), frame.stream);
@@ -187,7 +211,10 @@ impl Listener<'_> {
         let back = transfer.back;
         // A sender that is gone or has given up needs no report.
         if let Err(error) = &outcome
-            && !matches!(error, PipeError::Cut { .. } | PipeError::Refused { .. })
+            && !matches!(
+                error,
+                PipeError::Cut { .. } | PipeError::Refused { .. } | PipeError::Incomplete { .. }
+            )
         {
             let _ = report(&back, stream, 0, Kind::Failed(&error.to_string()));
         }
@@ -205,7 +232,7 @@ impl Listener<'_> {
             };
             let from = message.source();
             match Frame::parse(&message).map(|frame| frame.kind) {
-                Ok(Kind::Begin { .. }) => return Ok(message),
+                Ok(Kind::Begin { .. } | Kind::Tree) => return Ok(message),
                 // The end of an earlier transfer.
                 Ok(_) => {}
                 Err(cause) => return Err(PipeError::Frame { from, cause }),
@@ -242,7 +269,18 @@ struct Transfer<'a, 'b> {
 }
 
 impl Transfer<'_, '_> {
-    fn run(&mut self, begin: Message, tell: &mut dyn FnMut(Summary<'_>)) -> Result<(), PipeError> {
+    fn run(&mut self, begin: Message, tell: &mut Tell<'_>) -> Result<(), PipeError> {
+        let args = self.listener.args;
+        match self.parsed(&begin)?.kind {
+            Kind::Tree => return self.receive_tree(tell),
+            // A stream does not have these properties of a file.
+            Kind::Begin {
+                file: Some(_),
+                lines: false,
+                ..
+            } if args.owner || args.xattrs => return self.receive_tree(tell),
+            _ => {}
+        }
         let mut begin = begin;
         loop {
             let more = self.receive_one(&begin, tell)?;
@@ -254,11 +292,7 @@ impl Transfer<'_, '_> {
     }
 
     /// Receives one file or stream; returns whether another follows.
-    fn receive_one(
-        &mut self,
-        begin: &Message,
-        tell: &mut dyn FnMut(Summary<'_>),
-    ) -> Result<bool, PipeError> {
+    fn receive_one(&mut self, begin: &Message, tell: &mut Tell<'_>) -> Result<bool, PipeError> {
         let (source, args) = (self.source, self.listener.args);
         let Kind::Begin { file, lines, more } = self.parsed(begin)?.kind else {
             return Err(self.unexpected(begin));
@@ -271,7 +305,9 @@ impl Transfer<'_, '_> {
         }
         let mut destination = self.open(file.as_ref(), more)?;
         let have = match (&mut destination, &file) {
-            (Some(destination), Some(file)) if args.resume => destination.sum(file.length_bytes)?,
+            (Some(destination), Some(file)) if args.resume => {
+                destination.sum(file.length_bytes, &mut || self.keep_alive())?
+            }
             _ => Sum::new(),
         };
         let total_bytes = file.filter(|_| !lines).map(|file| file.length_bytes);
@@ -290,13 +326,22 @@ impl Transfer<'_, '_> {
                         Some(_) => "; with --resume the next transfer continues there",
                         None => "",
                     };
-                    eprintln!("dipole recv: {bytes} bytes are in {}{how}", part.display());
+                    eprintln!(
+                        "dipole recv: {bytes} bytes are in {}{how}",
+                        shown_path(&part)
+                    );
                 }
                 Err(error)
             }
         }?;
         let told = report(&self.back, self.stream, sum.length_bytes(), Kind::Complete);
-        tell(summary);
+        tell(Event::Stream(summary));
+        self.confirmed(told, more)?;
+        Ok(more)
+    }
+
+    /// Result of the last report: the sender may have ended when it had read that.
+    fn confirmed(&self, told: Result<(), SendError>, more: bool) -> Result<(), PipeError> {
         match told {
             // Everything is stored; a sender that has read the confirmation may close at once.
             Err(SendError::PeerGone {
@@ -309,7 +354,7 @@ impl Transfer<'_, '_> {
                 "dipole recv: the sender may not know that everything has arrived: {error}"
             ),
         }
-        Ok(more)
+        Ok(())
     }
 
     /// Destination of a file or stream; `None` is standard output.
@@ -327,9 +372,7 @@ impl Transfer<'_, '_> {
             (true, Some(file)) => {
                 let place = place_in(out, file.name).ok_or_else(|| PipeError::Name {
                     from,
-                    name: String::from_utf8_lossy(file.name)
-                        .escape_debug()
-                        .to_string(),
+                    name: shown(file.name),
                 })?;
                 (place, NamedBy::Sender)
             }
@@ -360,12 +403,17 @@ impl Transfer<'_, '_> {
             _ => return Err(self.unexpected(&from)),
         }
         progress.begin(sum.length_bytes());
-        let output: Box<dyn Write + Send> = match destination {
+        let output = match destination {
             Some(destination) => {
+                let is_regular = destination.is_regular();
                 let file: io::Result<File> = destination.begin_at(sum.length_bytes());
-                Box::new(file.map_err(failed("writing the output"))?)
+                let file = file.map_err(failed("writing the output"))?;
+                match is_regular {
+                    true => Output::File(file),
+                    false => Output::Stream(Box::new(file)),
+                }
             }
-            None => Box::new(io::stdout()),
+            None => Output::Stream(Box::new(io::stdout())),
         };
         let (to_write, pieces) = sync_channel(WAITING_MESSAGES);
         let writer = std::thread::spawn(move || write_output(output, &pieces));
@@ -381,11 +429,12 @@ impl Transfer<'_, '_> {
                 {
                     sum.add(payload);
                     progress.add(payload.len());
-                    // The node makes progress on its own while the output is slow.
-                    if to_write.send(message).is_err() {
-                        let broken = || failed("writing the output")(ErrorKind::BrokenPipe.into());
-                        return Err(written(writer).err().unwrap_or_else(broken));
-                    }
+                }
+                Kind::Hole { length_bytes }
+                    if !lines && frame.offset_bytes.checked_add(length_bytes).is_some() =>
+                {
+                    sum.add_zeros(length_bytes);
+                    progress.add_hole(length_bytes);
                 }
                 Kind::End { crc } => {
                     if crc != sum.crc() {
@@ -399,6 +448,11 @@ impl Transfer<'_, '_> {
                     return written(writer).map(|()| sum);
                 }
                 _ => return Err(self.unexpected(&message)),
+            }
+            // The node makes progress on its own while the output is slow.
+            if to_write.send(message).is_err() {
+                let broken = || failed("writing the output")(ErrorKind::BrokenPipe.into());
+                return Err(written(writer).err().unwrap_or_else(broken));
             }
         }
     }
@@ -451,7 +505,15 @@ impl Transfer<'_, '_> {
 
     /// Checks whether a silent sender is alive.
     fn ask(&mut self) {
-        if self.listener.node.take_departures().is_empty() && self.asked.elapsed() < ASK_EVERY {
+        if !self.listener.node.take_departures().is_empty() {
+            self.asked = Instant::now() - ASK_EVERY;
+        }
+        self.keep_alive();
+    }
+
+    /// Sends a keepalive if the last one is old.
+    fn keep_alive(&mut self) {
+        if self.asked.elapsed() < ASK_EVERY {
             return;
         }
         self.asked = Instant::now();
@@ -513,13 +575,50 @@ fn written(writer: JoinHandle<io::Result<()>>) -> Result<(), PipeError> {
         .map_err(failed("writing the output"))
 }
 
-fn write_output(mut output: Box<dyn Write + Send>, pieces: &Receiver<Message>) -> io::Result<()> {
+/// Where a stream is written.
+enum Output {
+    /// A file, in which holes are left.
+    File(File),
+    Stream(Box<dyn Write + Send>),
+}
+
+impl Output {
+    fn write(&mut self, payload: &[u8]) -> io::Result<()> {
+        match self {
+            Output::File(file) => file.write_all(payload),
+            Output::Stream(stream) => stream.write_all(payload),
+        }
+    }
+
+    fn write_hole(&mut self, length_bytes: u64) -> io::Result<()> {
+        match self {
+            Output::File(file) => {
+                let length = i64::try_from(length_bytes).map_err(io::Error::other)?;
+                let end = file.seek(SeekFrom::Current(length))?;
+                file.set_len(end)
+            }
+            Output::Stream(stream) => {
+                io::copy(&mut io::repeat(0).take(length_bytes), stream).map(|_| ())
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Output::File(file) => file.flush(),
+            Output::Stream(stream) => stream.flush(),
+        }
+    }
+}
+
+fn write_output(mut output: Output, pieces: &Receiver<Message>) -> io::Result<()> {
     for message in pieces {
         match Frame::parse(&message).map(|frame| frame.kind) {
-            Ok(Kind::Bytes(payload)) => output.write_all(payload)?,
+            Ok(Kind::Bytes(payload)) => output.write(payload)?,
+            Ok(Kind::Hole { length_bytes }) => output.write_hole(length_bytes)?,
             Ok(Kind::Line(payload)) => {
-                output.write_all(payload)?;
-                output.write_all(b"\n")?;
+                output.write(payload)?;
+                output.write(b"\n")?;
             }
             _ => {}
         }

@@ -1,81 +1,82 @@
 //! `dipole send`.
 
-use std::collections::HashMap;
-use std::fs::{File, Metadata};
-use std::io::{self, BufRead, BufReader, Read, Seek, Write};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+mod input;
+mod reader;
+mod tree;
+
+use std::io::{self, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::mpsc::{
-    Receiver, RecvTimeoutError, Sender as Returning, SyncSender, channel, sync_channel,
-};
+use std::sync::mpsc::{RecvTimeoutError, Sender as Returning, channel, sync_channel};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use dipole_naming::key::random_bytes;
-use dipole_node::{Address, Endpoint, EndpointId, Node, ReceiveError};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, Mode, OFlags};
+use dipole_node::{Address, Endpoint, EndpointId, Node, ReceiveError, SendError};
 
 use super::destination::sum_of;
-use super::frame::{FileFacts, Frame, HEADROOM_BYTES, Kind, Sum};
+use super::frame::{Frame, HEADROOM_BYTES, Kind, Sum, TreeOptions};
 use super::interrupt::{self, Partner};
-use super::progress::{Progress, Summary};
+use super::progress::{Event, Progress};
+use super::record::Present;
+use super::shown::shown_path;
+use super::walk::Roots;
 use super::{LAST_ACK, LOOK, PipeArgs, PipeError, configure, failed, failed_at, spare_endpoint};
 use crate::output::{Failure, json};
+use input::Input;
+use reader::{Piece, Reader};
 
-/// Send files, or a stream, to an endpoint
+/// Send files and directories, or a stream, to an endpoint
 ///
 /// `dipole recv` there may be started before or after. Both return 0 only when the receiver has
-/// confirmed that everything has arrived, with the same checksum (CRC32C). Symbolic links are followed;
-/// a file that changes meanwhile is an error. For a directory, pipe `tar` into it.
+/// confirmed that everything has arrived, with the same checksum (CRC32C).
+///
+/// A file or directory arrives under its last name, and the contents of `.` or `PATH/.` in the
+/// receiver's directory itself. Files keep their permissions, modification times, hard links and holes;
+/// `dipole recv` has options for owners and extended attributes. Symbolic links are sent as links. Named
+/// pipes, sockets and devices in directories are not sent. These, unreadable files, and files that change
+/// or vanish meanwhile are reported; the others arrive, and the status is 1.
 #[derive(Args, Debug)]
 pub(crate) struct SendArgs {
     /// Destination: node and endpoint
     #[arg(value_name = "NID:DPID")]
     to: Address,
-    /// The files [default: standard input]
+    /// Files and directories [default: standard input]
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Endpoint to send from [default: a random one]
     #[arg(long, value_name = "DPID")]
     from: Option<EndpointId>,
-    /// Seconds for the receiver to appear, and to confirm the end
+    /// Seconds for the receiver to appear, to accept more of a tree, and to confirm the end
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     timeout: u64,
     #[command(flatten)]
     pipe: PipeArgs,
 }
 
-/// Payload of one message of a stream of bytes.
-const PIECE_BYTES: usize = 256 << 10;
-const LONGEST_LINE_BYTES: u64 = 16 << 20;
 /// Interval at which an idle sender sends a keepalive.
 const ALIVE: Duration = Duration::from_secs(2);
 /// Pieces that are read ahead.
 const AHEAD: usize = 4;
 
-/// A part of the input, in a buffer that is returned to the reading thread.
-struct Piece {
-    /// Room for the header of a message, the payload, and possibly spare room.
-    buffer: Vec<u8>,
-    payload_bytes: usize,
-    /// CRC32C of the input up to the end of this piece.
-    crc: u32,
-}
-
 /// A report of the receiver.
 enum Report {
     /// It is ready, and has this many bytes already, with this CRC32C.
-    Ready { offset_bytes: u64, crc: u32 },
+    Ready {
+        offset_bytes: u64,
+        crc: u32,
+    },
     /// The receiver has everything.
     Complete,
+    TreeReady(TreeOptions),
+    /// What it has of the offered files.
+    Present(Vec<Present>),
+    TreeComplete {
+        failed: u64,
+        first: String,
+    },
 }
-
-/// Result of the reading thread; `None` is the end of the input.
-type Reading = io::Result<Option<Piece>>;
 
 /// Sends; the status is 0 only if the receiver has confirmed everything.
 pub(crate) fn send(
@@ -87,7 +88,7 @@ pub(crate) fn send(
     let mut config = configure(&args.pipe)?;
     config.connect_timeout = timeout;
     config.linger = LAST_ACK;
-    let inputs = inputs(&args.files, timeout)?;
+    let source = Source::find(args, timeout)?;
     let stream = random_bytes()
         .map(u64::from_le_bytes)
         .map_err(failed("drawing a random number"))?;
@@ -103,7 +104,7 @@ pub(crate) fn send(
         Arc::downgrade(&node),
         Arc::downgrade(&endpoint),
         Arc::clone(&partner),
-        "",
+        ("dipole send", source.hint()),
     )
     .map_err(failed("catching signals"))?;
     endpoint.target(args.to).map_err(PipeError::Target)?;
@@ -121,183 +122,109 @@ pub(crate) fn send(
         progress: Progress::new("sent", None, false),
         message: Vec::new(),
         last: Instant::now(),
+        heard: None,
+        limit: None,
     };
-    let count = inputs.len();
-    for (input, number) in inputs.into_iter().zip(1..) {
-        let length_bytes = input.length_bytes.filter(|_| !args.pipe.lines);
-        sender.progress = Progress::new("sent", length_bytes, args.pipe.progress);
-        let name = input.name();
-        let outcome = sender.send_one(input, number < count);
-        let outcome = outcome.map_err(|error| sender.reported_before(error));
-        let summary = sender
-            .progress
-            .finish("sent", args.to.to_string(), name, sender.crc);
-        if let Err(error) = outcome {
-            sender.give_up(&error);
-            return Err(error.into());
+    let sent = match source {
+        Source::Streams(inputs) => {
+            sender.send_streams(inputs, &args.pipe, &mut |event| tell(&event, as_json, out))
         }
-        tell(&summary, as_json, out)?;
-    }
+        Source::Tree(roots) => sender.send_tree((roots, None), &args.pipe, &mut |event| {
+            tell(&event, as_json, out)
+        }),
+    };
     // The receiver waits for the acknowledgement of its report. One more message carries it, and is
     // retransmitted if it gets lost.
-    let _ = sender.send(Kind::Alive);
-    let _ = endpoint.drain(LAST_ACK);
-    Ok(ExitCode::SUCCESS)
+    if matches!(
+        sent,
+        Ok(()) | Err(Failed::Pipe(PipeError::Incomplete { .. }))
+    ) {
+        let _ = sender.send(Kind::Alive);
+        let _ = endpoint.drain(LAST_ACK);
+    }
+    match sent {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(Failed::Pipe(error)) => Err(error.into()),
+        Err(Failed::Output(error)) => Err(error.into()),
+    }
 }
 
-fn tell(summary: &Summary<'_>, as_json: bool, out: &mut dyn Write) -> io::Result<()> {
+/// A transfer that failed, or a summary that could not be written.
+enum Failed {
+    Pipe(PipeError),
+    Output(io::Error),
+}
+
+/// Prints a summary.
+type Tell<'a> = dyn FnMut(Event<'_>) -> io::Result<()> + 'a;
+
+fn tell(event: &Event<'_>, as_json: bool, out: &mut dyn Write) -> io::Result<()> {
     match as_json {
-        true => writeln!(out, "{}", json(summary)),
+        true => writeln!(out, "{}", json(event)),
         false => Ok(()),
     }
 }
 
-/// Source of the data: a file or standard input.
-struct Input {
-    /// The name as it was given; `None` for standard input.
-    path: Option<PathBuf>,
-    from: File,
-    /// If it is a regular file.
-    length_bytes: Option<u64>,
-    mode: u32,
-    modified_ns: i64,
+/// Origin of the data.
+enum Source {
+    /// Standard input, or one file that is not part of a tree; or files as lines.
+    Streams(Vec<Input>),
+    Tree(Roots),
 }
 
-/// Opens a file. A named pipe is waited for until a process writes to it.
-fn open_within(path: &Path, timeout: Duration) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let from = rustix::fs::open(path, flags, Mode::empty())?;
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(&from)?.st_mode);
-    if kind == FileType::Fifo {
-        let mut wanted = [PollFd::new(&from, PollFlags::IN)];
-        let most = Timespec::try_from(timeout).ok();
-        if rustix::io::retry_on_intr(|| poll(&mut wanted, most.as_ref()))? == 0 {
-            let seconds = timeout.as_secs();
-            let text = format!("no process wrote to this pipe within {seconds} s (--timeout)");
-            return Err(io::Error::new(io::ErrorKind::TimedOut, text));
-        }
-    }
-    let flags = rustix::fs::fcntl_getfl(&from)?;
-    rustix::fs::fcntl_setfl(&from, flags - OFlags::NONBLOCK)?;
-    Ok(from.into())
-}
-
-fn modified_ns(found: &Metadata) -> i64 {
-    let seconds = found.mtime().saturating_mul(1_000_000_000);
-    seconds.saturating_add(found.mtime_nsec())
-}
-
-impl Input {
-    fn open(path: &Path, timeout: Duration) -> Result<Input, PipeError> {
-        let open = || {
-            let from = open_within(path, timeout)?;
-            let found = from.metadata()?;
-            if found.is_dir() {
-                return Err(io::ErrorKind::IsADirectory.into());
-            }
-            Ok((from, found))
-        };
-        let (from, found) = open().map_err(failed_at("opening the file", path))?;
-        Ok(Input {
-            path: Some(path.to_owned()),
-            from,
-            length_bytes: found.is_file().then_some(found.len()),
-            mode: found.mode() & 0o777,
-            modified_ns: modified_ns(&found),
-        })
-    }
-
-    fn standard() -> io::Result<Input> {
-        let from = std::os::fd::AsFd::as_fd(&io::stdin()).try_clone_to_owned()?;
-        Ok(Input {
-            path: None,
-            from: from.into(),
-            length_bytes: None,
-            mode: 0,
-            modified_ns: 0,
-        })
-    }
-
-    /// Prepares to find out later whether a regular file has changed since it was opened.
-    fn original(&self) -> Result<Option<Original>, PipeError> {
-        let (Some(length_bytes), Some(path)) = (self.length_bytes, &self.path) else {
-            return Ok(None);
-        };
-        let file = self.from.try_clone().map_err(failed("reading the input"))?;
-        Ok(Some(Original {
-            path: path.clone(),
-            file,
-            length_bytes,
-            modified_ns: self.modified_ns,
-        }))
-    }
-
-    fn name(&self) -> Option<String> {
-        let path = self.path.as_ref()?;
-        Some(path.display().to_string())
-    }
-
-    /// Metadata of a regular file for the receiver.
-    fn facts(&self) -> Option<FileFacts<'_>> {
-        Some(FileFacts {
-            name: self.path.as_ref()?.file_name()?.as_bytes(),
-            mode: self.mode,
-            modified_ns: self.modified_ns,
-            length_bytes: self.length_bytes?,
-        })
-    }
-}
-
-/// A regular file as it was when it was opened.
-struct Original {
-    path: PathBuf,
-    file: File,
-    length_bytes: u64,
-    modified_ns: i64,
-}
-
-impl Original {
-    /// Fails if the file has changed: what was read may be no state that it ever had.
-    fn check(&self) -> Result<(), PipeError> {
-        let found = self.file.metadata();
-        let found = found.map_err(failed_at("looking at the file", &self.path))?;
-        let is_same = found.len() == self.length_bytes && modified_ns(&found) == self.modified_ns;
-        let file = self.path.clone();
-        is_same.then_some(()).ok_or(PipeError::Changed { file })
-    }
-}
-
-/// Refuses files that would have the same name at the receiver.
-fn check_names(files: &[PathBuf]) -> Result<(), PipeError> {
-    let mut names = HashMap::new();
-    for file in files {
-        let Some(name) = file.file_name() else {
-            continue;
-        };
-        if let Some(first) = names.insert(name, file) {
-            return Err(PipeError::SameName {
-                name: name.to_string_lossy().into_owned(),
-                first: first.clone(),
-                second: file.clone(),
-            });
-        }
-    }
-    Ok(())
-}
-
-/// Opens all inputs first: a wrong name must not leave a partial transfer.
-fn inputs(files: &[PathBuf], timeout: Duration) -> Result<Vec<Input>, PipeError> {
-    check_names(files)?;
-    match files {
-        [] => {
+impl Source {
+    /// Opens or looks at everything first: a wrong name must not leave a partial transfer.
+    fn find(args: &SendArgs, timeout: Duration) -> Result<Source, PipeError> {
+        let files = &args.files;
+        if files.is_empty() {
             let input = Input::standard().map_err(failed("opening standard input"))?;
-            Ok(vec![input])
+            return Ok(Source::Streams(vec![input]));
         }
-        files => files
+        let is_stream =
+            |file: &PathBuf| is_stream(file).map_err(failed_at("opening the file", file));
+        if args.pipe.lines {
+            if let Some(path) = files.iter().find(|file| file.is_dir()) {
+                let path = path.clone();
+                return Err(PipeError::LinesOfDirectory { path });
+            }
+        } else if files.len() > 1 || !is_stream(&files[0])? {
+            return Roots::find(files).map(Source::Tree);
+        }
+        let open = |path: &PathBuf| Input::open(path, timeout);
+        files
             .iter()
-            .map(|path| Input::open(path, timeout))
-            .collect(),
+            .map(open)
+            .collect::<Result<_, _>>()
+            .map(Source::Streams)
     }
+
+    /// How to continue after an interruption.
+    fn hint(&self) -> &'static str {
+        let is_stream = matches!(self, Source::Streams(inputs) if inputs.iter().any(|input| input.facts().is_none()));
+        match is_stream {
+            true => "",
+            false => {
+                "; to continue, start `dipole recv --resume` at the receiver and send the same again"
+            }
+        }
+    }
+}
+
+/// True for a file that is sent alone: a regular one, or a pipe or device, also through links, such as
+/// those of a shell's process substitution.
+fn is_stream(file: &Path) -> io::Result<bool> {
+    let found = std::fs::symlink_metadata(file)?;
+    if !found.is_symlink() {
+        return Ok(!found.is_dir());
+    }
+    let leads_to_file = std::fs::metadata(file).map_or(true, |to| to.is_file() || to.is_dir());
+    if leads_to_file {
+        eprintln!(
+            "dipole send: {} is a symbolic link and is sent as one; to send the file, give its own path",
+            shown_path(file)
+        );
+    }
+    Ok(!leads_to_file)
 }
 
 struct Sender<'a> {
@@ -315,26 +242,73 @@ struct Sender<'a> {
     message: Vec<u8>,
     /// Time of the last message.
     last: Instant,
+    /// Time of the receiver's last message.
+    heard: Option<Instant>,
+    /// How long the receiver may accept nothing. A receiver of a stream may wait for its reader.
+    limit: Option<Duration>,
 }
 
 impl Sender<'_> {
-    fn send_one(&mut self, mut input: Input, more: bool) -> Result<(), PipeError> {
+    fn send_streams(
+        &mut self,
+        inputs: Vec<Input>,
+        args: &PipeArgs,
+        tell: &mut Tell<'_>,
+    ) -> Result<(), Failed> {
+        let count = inputs.len();
+        for (input, number) in inputs.into_iter().zip(1..) {
+            let length_bytes = input.length_bytes.filter(|_| !args.lines);
+            self.progress = Progress::new("sent", length_bytes, args.progress);
+            let name = input.name();
+            let is_file = input.facts().is_some();
+            let outcome = match self.begin_one(&input, number < count) {
+                Ok(Report::Ready { offset_bytes, crc }) => {
+                    self.send_one(input, (offset_bytes, crc))
+                }
+                // It keeps more of a file than a stream has.
+                Ok(Report::TreeReady(options)) if is_file => {
+                    let path: Vec<_> = input.path.into_iter().collect();
+                    let roots = Roots::find(&path).map_err(Failed::Pipe)?;
+                    return self.send_tree((roots, Some(options)), args, tell);
+                }
+                Ok(_) => Err(PipeError::OutOfTurn { to: self.to }),
+                Err(error) => Err(error),
+            };
+            let to = self.to.to_string();
+            let summary = self.progress.finish("sent", to, name, self.crc);
+            outcome.map_err(|error| Failed::Pipe(self.give_up(error, is_file)))?;
+            tell(Event::Stream(summary)).map_err(Failed::Output)?;
+        }
+        Ok(())
+    }
+
+    /// Announces an input; returns what the receiver replies.
+    fn begin_one(&mut self, input: &Input, more: bool) -> Result<Report, PipeError> {
         (self.sent_bytes, self.crc) = (0, Sum::new().crc());
         self.send(Kind::Begin {
             file: input.facts(),
             lines: self.lines,
             more,
         })?;
-        let Report::Ready { offset_bytes, crc } = self.await_report()? else {
-            return Err(PipeError::OutOfTurn { to: self.to });
-        };
+        self.await_report()
+    }
+
+    /// Sends an input of which the receiver has a beginning of this length with this CRC32C.
+    fn send_one(
+        &mut self,
+        mut input: Input,
+        (offset_bytes, crc): (u64, u32),
+    ) -> Result<(), PipeError> {
         let now = Some((self.to, self.stream));
         *self.partner.lock().unwrap_or_else(PoisonError::into_inner) = now;
         let original = input.original()?;
         let (returning, returned) = channel();
         let (read, pieces) = sync_channel(AHEAD);
+        let sum = self.begin(&mut input, offset_bytes, crc)?;
+        let is_sparse = input.is_sparse && !self.lines;
         let reader = Reader {
-            sum: self.begin(&mut input, offset_bytes, crc)?,
+            sparse_bytes: input.length_bytes.filter(|_| is_sparse),
+            sum,
             from: input.from,
             returned,
             read,
@@ -357,16 +331,18 @@ impl Sender<'_> {
                 return Err(PipeError::OutOfTurn { to: self.to });
             }
         }
-        original.as_ref().map_or(Ok(()), Original::check)?;
+        original
+            .as_ref()
+            .map_or(Ok(()), |original| original.check())?;
         self.send(Kind::End { crc: self.crc })?;
         match self.await_report()? {
             Report::Complete => Ok(()),
-            Report::Ready { .. } => Err(PipeError::OutOfTurn { to: self.to }),
+            _ => Err(PipeError::OutOfTurn { to: self.to }),
         }
     }
 
-    /// The receiver's next report, if it arrives within this time; other messages do not extend it.
-    fn report(&self, within: Duration) -> Result<Option<Report>, PipeError> {
+    /// The receiver's next report, if it arrives within this time; other messages do not extend that.
+    fn report(&mut self, within: Duration) -> Result<Option<Report>, PipeError> {
         let until = Instant::now() + within;
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -385,15 +361,28 @@ impl Sender<'_> {
     }
 
     /// The content of a message, if it is a report of this receiver.
-    fn parse(&self, message: &[u8]) -> Result<Option<Report>, PipeError> {
+    fn parse(&mut self, message: &[u8]) -> Result<Option<Report>, PipeError> {
         let frame = match Frame::parse(message) {
             Ok(frame) if frame.stream == self.stream => frame,
             _ => return Ok(None),
         };
+        self.heard = Some(Instant::now());
         let offset_bytes = frame.offset_bytes;
         match frame.kind {
             Kind::Ready { crc } => Ok(Some(Report::Ready { offset_bytes, crc })),
             Kind::Complete => Ok(Some(Report::Complete)),
+            Kind::TreeReady(options) => Ok(Some(Report::TreeReady(options))),
+            Kind::Present(present) => {
+                let present = postcard::from_bytes(present);
+                let out_of_turn = |_| PipeError::OutOfTurn { to: self.to };
+                present
+                    .map(|present| Some(Report::Present(present)))
+                    .map_err(out_of_turn)
+            }
+            Kind::TreeComplete { failed, first } => Ok(Some(Report::TreeComplete {
+                failed,
+                first: first.to_owned(),
+            })),
             Kind::Failed(reason) => Err(PipeError::Refused {
                 to: self.to,
                 reason: reason.to_owned(),
@@ -402,14 +391,16 @@ impl Sender<'_> {
         }
     }
 
-    /// The receiver's next report; the receiver must exist or appear within this time.
+    /// The receiver's next report; the receiver must exist or appear within this time. While it works, for
+    /// example on checksums, it sends keepalives.
     fn await_report(&mut self) -> Result<Report, PipeError> {
-        let until = Instant::now() + self.timeout;
+        let started = Instant::now();
         loop {
             if let Some(report) = self.report(LOOK)? {
                 return Ok(report);
             }
-            if until <= Instant::now() {
+            let since = self.heard.map_or(started, |heard| heard.max(started));
+            if since.elapsed() >= self.timeout {
                 return Err(PipeError::Unconfirmed { to: self.to });
             }
             self.keep_alive()?;
@@ -429,10 +420,21 @@ impl Sender<'_> {
         mut piece: Piece,
         returning: &Returning<Vec<u8>>,
     ) -> Result<(), PipeError> {
+        if piece.hole_bytes > 0 {
+            let length_bytes = piece.hole_bytes;
+            self.send(Kind::Hole { length_bytes })?;
+            self.sent_bytes += length_bytes;
+            self.crc = piece.crc;
+            self.progress.add_hole(length_bytes);
+            return Ok(());
+        }
         let used = &mut piece.buffer[..HEADROOM_BYTES + piece.payload_bytes];
-        let message = Frame::around(self.lines, self.stream, self.sent_bytes, used);
-        self.last = Instant::now();
-        self.endpoint.send(message).map_err(PipeError::Send)?;
+        let frame = Frame {
+            stream: self.stream,
+            offset_bytes: self.sent_bytes,
+            kind: Kind::empty_piece(self.lines),
+        };
+        self.transmit(frame.around(used))?;
         self.sent_bytes += piece.payload_bytes as u64;
         self.crc = piece.crc;
         self.progress.add(piece.payload_bytes);
@@ -446,7 +448,14 @@ impl Sender<'_> {
         let mut sum = Sum::new();
         if there_bytes > 0 {
             let failed = failed("reading the input");
-            let same = sum_of(&mut input.from, there_bytes).and_then(|sum| {
+            let mut alive = Ok(());
+            let same = sum_of(&mut input.from, there_bytes, &mut || {
+                if alive.is_ok() {
+                    alive = self.keep_alive();
+                }
+            });
+            alive?;
+            let same = same.and_then(|sum| {
                 if sum.length_bytes() == there_bytes && sum.crc() == crc {
                     return Ok(Some(sum));
                 }
@@ -463,7 +472,7 @@ impl Sender<'_> {
     }
 
     /// The reason that a failed receiver sent before it ended, if it did.
-    fn reported_before(&self, error: PipeError) -> PipeError {
+    fn reported_before(&mut self, error: PipeError) -> PipeError {
         if !matches!(error, PipeError::Send(_)) {
             return error;
         }
@@ -477,10 +486,13 @@ impl Sender<'_> {
         }
     }
 
-    /// Notifies the receiver, which need not wait for the rest.
-    fn give_up(&mut self, error: &PipeError) {
-        match error {
-            PipeError::File { .. } | PipeError::Changed { .. } => {
+    /// Notifies the receiver, which need not wait for the rest; returns the error with what is known about
+    /// its cause, and about continuing if files were being sent.
+    fn give_up(&mut self, error: PipeError, is_file: bool) -> PipeError {
+        let has_begun = self.heard.is_some();
+        let error = self.reported_before(error);
+        match &error {
+            PipeError::File { .. } | PipeError::Changed { .. } | PipeError::Stalled { .. } => {
                 let _ = self.send(Kind::Failed(&error.to_string()));
                 let _ = self.endpoint.drain(self.timeout);
             }
@@ -490,89 +502,43 @@ impl Sender<'_> {
             }
             _ => {}
         }
+        let is_lost = matches!(
+            error,
+            PipeError::Send(_) | PipeError::Unconfirmed { .. } | PipeError::Unaccepted { .. }
+        );
+        match has_begun && is_file && is_lost {
+            true => PipeError::Interrupted {
+                cause: Box::new(error),
+            },
+            false => error,
+        }
     }
 
     fn send(&mut self, kind: Kind<'_>) -> Result<(), PipeError> {
+        let mut message = std::mem::take(&mut self.message);
         Frame {
             kind,
             stream: self.stream,
             offset_bytes: self.sent_bytes,
         }
-        .write(&mut self.message);
+        .write(&mut message);
+        let sent = self.transmit(&message);
+        self.message = message;
+        sent
+    }
+
+    fn transmit(&mut self, message: &[u8]) -> Result<(), PipeError> {
         self.last = Instant::now();
-        self.endpoint.send(&self.message).map_err(PipeError::Send)
+        let sent = match self.limit {
+            None => self.endpoint.send(message),
+            Some(limit) => self.endpoint.send_timeout(message, limit),
+        };
+        sent.map_err(|error| match (error, self.limit) {
+            (SendError::TimedOut { .. }, Some(limit)) => PipeError::Unaccepted {
+                to: self.to,
+                seconds: limit.as_secs(),
+            },
+            (error, _) => PipeError::Send(error),
+        })
     }
-}
-
-/// Reads and checksums the input on a thread next to the sending one.
-struct Reader {
-    from: File,
-    sum: Sum,
-    /// Buffers whose pieces have been sent.
-    returned: Receiver<Vec<u8>>,
-    read: SyncSender<Reading>,
-}
-
-impl Reader {
-    fn read(mut self, lines: bool) {
-        let mut line_by_line = lines.then(|| BufReader::with_capacity(PIECE_BYTES, &self.from));
-        loop {
-            let buffer = self.returned.try_recv().unwrap_or_default();
-            let piece = match &mut line_by_line {
-                Some(input) => next_line(input, buffer),
-                None => next_piece(&mut &self.from, buffer),
-            };
-            let piece = piece.map(|piece| {
-                piece.map(|(buffer, payload_bytes)| {
-                    self.sum.add(&buffer[HEADROOM_BYTES..][..payload_bytes]);
-                    Piece {
-                        buffer,
-                        payload_bytes,
-                        crc: self.sum.crc(),
-                    }
-                })
-            });
-            let more = matches!(piece, Ok(Some(_)));
-            if self.read.send(piece).is_err() || !more {
-                return;
-            }
-        }
-    }
-}
-
-/// A buffer with whatever has arrived, and its length, so that small amounts are not held back.
-fn next_piece(input: &mut impl Read, mut buffer: Vec<u8>) -> io::Result<Option<(Vec<u8>, usize)>> {
-    buffer.resize(HEADROOM_BYTES + PIECE_BYTES, 0);
-    loop {
-        match input.read(&mut buffer[HEADROOM_BYTES..]) {
-            Ok(0) => return Ok(None),
-            Ok(payload_bytes) => return Ok(Some((buffer, payload_bytes))),
-            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-            Err(cause) => return Err(cause),
-        }
-    }
-}
-
-fn next_line(
-    input: &mut impl BufRead,
-    mut buffer: Vec<u8>,
-) -> io::Result<Option<(Vec<u8>, usize)>> {
-    buffer.clear();
-    buffer.resize(HEADROOM_BYTES, 0);
-    let read = input
-        .by_ref()
-        .take(LONGEST_LINE_BYTES + 1)
-        .read_until(b'\n', &mut buffer)?;
-    if read == 0 {
-        return Ok(None);
-    }
-    if buffer.last() == Some(&b'\n') {
-        buffer.pop();
-    } else if read as u64 > LONGEST_LINE_BYTES {
-        return Err(io::Error::other(format!(
-            "a line of more than {LONGEST_LINE_BYTES} bytes; leave out --lines"
-        )));
-    }
-    let payload_bytes = buffer.len() - HEADROOM_BYTES;
-    Ok(Some((buffer, payload_bytes)))
 }

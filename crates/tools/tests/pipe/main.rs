@@ -1,5 +1,8 @@
 //! `dipole send` and `dipole recv` as two processes.
 
+mod faults;
+mod trees;
+
 use std::fs::{File, Permissions};
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -59,6 +62,14 @@ fn dipole(runtime: &Path, arguments: &[&str]) -> Command {
 
 fn err(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The lines of `--json`.
+fn events(output: &Output) -> Vec<serde_json::Value> {
+    String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
 /// Bytes in which no two pieces are alike.
@@ -233,9 +244,9 @@ fn several_files_arrive_by_their_names_with_modes_and_times() {
     let (from, to) = (folder.path().join("from"), folder.path().join("to"));
     std::fs::create_dir(&from).unwrap();
     std::fs::create_dir(&to).unwrap();
-    let names = ["empty", "run me", "large"];
+    let names = ["empty", "large", "run me"];
     let modified = SystemTime::UNIX_EPOCH + Duration::from_millis(1_234_567_890_123);
-    for (name, length) in names.iter().zip([0, 100, 1_000_003]) {
+    for (name, length) in names.iter().zip([0, 1_000_003, 100]) {
         let path = from.join(name);
         std::fs::write(&path, content(length)).unwrap();
         std::fs::set_permissions(&path, Permissions::from_mode(0o751)).unwrap();
@@ -251,10 +262,7 @@ fn several_files_arrive_by_their_names_with_modes_and_times() {
     let (sent, received) = (sender.ends(), receiver.ends());
     assert!(sent.status.success(), "{}", err(&sent));
     assert!(received.status.success(), "{}", err(&received));
-    let told: Vec<serde_json::Value> = String::from_utf8_lossy(&received.stdout)
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let told = events(&received);
     for (name, told) in names.iter().zip(&told) {
         let (here, there) = (from.join(name), to.join(name));
         assert!(std::fs::read(&there).unwrap() == std::fs::read(here).unwrap());
@@ -264,7 +272,8 @@ fn several_files_arrive_by_their_names_with_modes_and_times() {
         assert_eq!(told["file"], *name);
         assert!(!to.join(format!("{name}.part")).exists());
     }
-    assert_eq!(told.len(), 3);
+    assert_eq!(told.len(), 4);
+    assert_eq!(told[3]["files"], 3);
 }
 
 #[test]
