@@ -403,7 +403,8 @@ mod tests {
             let read = block.inline_records(4).map(Source::to_vec);
             assert_eq!(read, Some(inline.to_vec()));
             assert!(block.inline_records(3).is_none());
-            assert!(block.flags(4).0 && block.flags(4).1 && block.flags(4).2.is_none());
+            let (pulls, request, collectives) = block.flags(4);
+            assert!(pulls && request == Request::Migration && collectives.is_none());
             assert!(block.traffic(4).all(|words| words == (1, 2)));
             let replies = [7; INLINE_REPLY_BYTES];
             block.set_inline_replies(Some((1, Source::from(&replies[..]))));
