@@ -3,7 +3,8 @@
 //! A short message is sent whole, behind a head (`wire.rs`); the receiver copies it into the
 //! matching receive, or keeps it until one is posted. For a long message the sender sends only an
 //! offer: the region that holds it. The receiver gets the message from there straight into the
-//! receive's buffer and reports that, which completes the send.
+//! receive's buffer and reports that, which completes the send. Short messages are offered, too,
+//! while too many unexpected ones wait at the receiver (`throttle.rs`).
 //!
 //! Nothing here blocks: operations without room are posted, or the call returns `FI_EAGAIN`.
 
@@ -16,6 +17,7 @@ mod receives;
 mod rma;
 mod schedule;
 mod sleep;
+mod throttle;
 mod waiting;
 
 use std::collections::VecDeque;
@@ -48,6 +50,7 @@ use receives::{ArrivalReader, Receives};
 pub(crate) use receives::{PeekMode, ReceiveRequest};
 pub(crate) use rma::RmaRequest;
 use schedule::Schedule;
+use throttle::MAX_UNTHROTTLED_BYTES;
 
 /// Longest message that is sent whole within a node, where the receiver can fetch longer ones from
 /// the sender's memory. Also the longest injected message.
@@ -79,6 +82,8 @@ pub(crate) struct SendRequest {
     pub(crate) notify: bool,
     /// The send completes only when the receiver has the message.
     pub(crate) wants_delivery: bool,
+    /// The program may reuse the buffer as soon as the call returns.
+    pub(crate) is_injected: bool,
 }
 
 impl SendRequest {
@@ -138,7 +143,7 @@ impl Exchange {
             edges: PeerEdges::default(),
             outstanding: Outstanding::default(),
             atomics: Arc::clone(&domain.atomics),
-            receives: Receives::default(),
+            receives: Receives::new(&domain.unexpected),
             batch: Batch::default(),
             schedule: Schedule::new(),
             scratch: Vec::new(),
@@ -192,6 +197,9 @@ impl Exchange {
         if message.from.null_bytes() > 0 {
             return self.fail_null_buffer(to, message);
         }
+        if self.schedule.count_sent(message.from.length()) {
+            self.progress();
+        }
         if to.messages == self.own.messages {
             self.send_to_self(&message);
         } else if !message.wants_delivery && self.is_eager(to, message.from.length())? {
@@ -217,6 +225,9 @@ impl Exchange {
     /// True if a message of this length is sent whole instead of being offered.
     #[inline]
     fn is_eager(&mut self, to: &Name, length: usize) -> Result<bool, Failure> {
+        if length > MAX_UNTHROTTLED_BYTES && self.is_throttled(to)? {
+            return Ok(false);
+        }
         if length <= EAGER_BYTES {
             return Ok(true);
         }
@@ -275,7 +286,13 @@ impl Exchange {
 
     /// Opens a region over a long message and sends its key.
     fn offer(&mut self, to: &Name, message: SendRequest) -> Result<(), Failure> {
-        let memory = message.from.as_region();
+        let memory = match message.is_injected {
+            true => {
+                self.check_injected(message.from.length())?;
+                message.from.copied_region()
+            }
+            false => message.from.as_region(),
+        };
         let region = (self.endpoint)
             .open_region(memory.memory.clone(), READABLE)
             .map_err(|_| Failure(FI_EIO))?;
@@ -285,11 +302,12 @@ impl Exchange {
         let offered = Offered {
             _region: region,
             _memory: memory,
+            injected_bytes: message.is_injected.then(|| message.from.length()),
             to: self::number(to.messages),
             notify: message.notify,
             entry: message.entry(),
         };
-        self.outstanding.offered.insert(number, offered);
+        self.outstanding.insert_offered(number, offered);
         Ok(())
     }
 
@@ -306,7 +324,7 @@ impl Exchange {
 
     /// Completes an offered message that the receiver has fetched, or could not fetch.
     fn on_fetched(&mut self, number: u64, failure: u64) {
-        if let Some(offered) = self.outstanding.offered.remove(&number) {
+        if let Some(offered) = self.outstanding.take_offered(number) {
             let mut entry = offered.entry;
             entry.failure = i32::try_from(failure)
                 .ok()
@@ -470,12 +488,7 @@ impl Exchange {
 
     fn on_peer_gone(&mut self, peer: u64, error: &SendError) {
         let Failure(failure) = failure_of(error);
-        let offered = self.outstanding.offered.iter();
-        let lost: Vec<u64> = offered
-            .filter(|(_, offered)| offered.to == peer)
-            .map(|(number, _)| *number)
-            .collect();
-        for number in lost {
+        for number in self.outstanding.offered_to(peer) {
             self.on_fetched(number, u64::from(failure.unsigned_abs()));
         }
         self.fail_updates_to(peer, failure);
@@ -508,7 +521,10 @@ impl Exchange {
     /// True if something has not left, or has not been answered.
     fn is_sending(&self) -> bool {
         let outstanding = &self.outstanding;
-        outstanding.posted() > 0 || !outstanding.updates.is_empty() || self.edges.are_held_up()
+        outstanding.posted() > 0
+            || outstanding.has_injected()
+            || !outstanding.updates.is_empty()
+            || self.edges.are_held_up()
     }
 }
 

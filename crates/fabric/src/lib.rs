@@ -31,6 +31,7 @@ mod name;
 mod node;
 mod queue;
 mod serial;
+mod unexpected;
 mod wait_object;
 mod wait_trace;
 mod wire;

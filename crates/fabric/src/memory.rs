@@ -227,6 +227,11 @@ impl Pieces {
             // SAFETY: by the contract of `one`; a region that is only read is not written to.
             return unsafe { RegisteredMemory::new(self.list[0].start, self.length) };
         }
+        self.copied_region()
+    }
+
+    /// A copy of all bytes as memory that peers read.
+    pub(crate) fn copied_region(&self) -> RegisteredMemory {
         let mut bytes = Vec::with_capacity(self.length);
         self.gather(&mut bytes);
         RegisteredMemory::owned(bytes)

@@ -14,7 +14,7 @@ pub(crate) const NAME_BYTES: usize = size_of::<RawName>();
 /// sender would notice that only after a timeout.
 const COVERED_BYTES: usize = NAME_BYTES - size_of::<U32>();
 /// Begins every name; the last byte is the version of names and of the messages in `wire.rs`.
-const MAGIC: [u8; 4] = *b"dpl\x03";
+const MAGIC: [u8; 4] = *b"dpl\x04";
 
 /// The addresses that another process needs to reach an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,6 +20,7 @@ use rustc_hash::FxHashMap;
 use crate::atomics::Atomics;
 use crate::completion::lock;
 use crate::eq::Events;
+use crate::unexpected::Unexpected;
 
 /// Documentation addresses, used to look up the default route. Nothing is sent there.
 const REMOTE_PROBES: [&str; 2] = ["192.0.2.1:9", "[2001:db8::1]:9"];
@@ -34,6 +35,7 @@ pub(crate) struct Domain {
     /// Performs atomic operations on that memory; closed before it.
     pub(crate) port: ActivePort,
     pub(crate) atomics: Arc<Atomics>,
+    pub(crate) unexpected: Arc<Unexpected>,
     pub(crate) node: Node,
     /// The event queue that reports registered memory.
     pub(crate) events: OnceLock<Arc<Events>>,
@@ -53,6 +55,7 @@ impl Domain {
             regions,
             port,
             atomics,
+            unexpected: Arc::new(Unexpected::open(&node)?),
             node,
             events: OnceLock::new(),
             departed: Mutex::default(),

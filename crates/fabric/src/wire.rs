@@ -22,6 +22,8 @@ pub(crate) enum Kind {
     /// An atomic operation has been performed; the previous contents follow. Tag: its number;
     /// data: 0 or an error number.
     AtomicReply,
+    /// The receiver has no room for unexpected messages (tag 1) or has it again (tag 0).
+    Throttle,
 }
 
 /// The head of every message.
@@ -70,6 +72,7 @@ impl Head {
                 Kind::RemoteWrite => 4,
                 Kind::AtomicRequest => 5,
                 Kind::AtomicReply => 6,
+                Kind::Throttle => 7,
             },
             flags: TAGGED * u8::from(self.is_tagged) + DATA * u8::from(self.has_data),
             reserved: [0; 6],
@@ -90,6 +93,7 @@ impl Head {
             4 => Kind::RemoteWrite,
             5 => Kind::AtomicRequest,
             6 => Kind::AtomicReply,
+            7 => Kind::Throttle,
             _ => return None,
         };
         let head = Head {
@@ -186,7 +190,7 @@ mod tests {
 
     #[test]
     fn encoded_messages_are_decoded_and_short_ones_are_rejected() {
-        use Kind::{AtomicReply, AtomicRequest, Fetched, Message, RemoteWrite};
+        use Kind::{AtomicReply, AtomicRequest, Fetched, Message, RemoteWrite, Throttle};
         for kind in [
             Message,
             Kind::Offer,
@@ -194,6 +198,7 @@ mod tests {
             RemoteWrite,
             AtomicRequest,
             AtomicReply,
+            Throttle,
         ] {
             for (is_tagged, has_data) in [(false, false), (true, false), (false, true)] {
                 let head = Head {

@@ -143,6 +143,31 @@ fn programs_are_correct_although_resources_are_short() {
 }
 
 #[test]
+fn unexpected_messages_take_limited_memory_and_hold_up_none_that_is_waited_for() {
+    let Some(bench) = Bench::of(Library::Installed) else {
+        return;
+    };
+    let program = bench.compile("flood");
+    let tool = dipole_testbed::built::program("dipole");
+    let tool = tool.to_str().expect("a path");
+    // The messages take 58 MB. What the sender has copied when it is throttled still arrives, and every
+    // message has an entry.
+    let (messages, limit) = (8000_u64, 1_u64 << 20);
+    let bound = limit + (32 << 20) + 256 * messages;
+    for link in ["auto", "udp"] {
+        for (ranks, count, limit, bound) in [
+            (2, messages, limit.to_string(), bound),
+            (3, 500, String::new(), u64::MAX),
+        ] {
+            let arguments = [&count.to_string(), "8000", &bound.to_string(), tool];
+            let job = bench.job(&program, ranks).variable("DIPOLE_LINK", link);
+            let job = job.variable("DIPOLE_UNEXPECTED_BYTES", &limit);
+            assert_right(&job.arguments(&arguments).run(), "flood");
+        }
+    }
+}
+
+#[test]
 fn a_rank_that_is_stopped_for_a_while_only_makes_the_others_wait() {
     if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");

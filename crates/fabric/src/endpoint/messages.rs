@@ -56,6 +56,7 @@ impl Ep {
             context: context.expose_provenance(),
             notify,
             wants_delivery: flags & FI_DELIVERY_COMPLETE != 0 && !is_injected,
+            is_injected,
         };
         lock(&self.exchange).send(name, request)?;
         Ok(0)

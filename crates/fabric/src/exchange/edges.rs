@@ -14,10 +14,16 @@ const UNBATCHED: u32 = 2;
 /// The edge to an endpoint.
 pub(super) struct PeerEdge {
     pub(super) edge: Edge,
+    /// The peer's address as a number.
+    number: u64,
     /// Control messages and gets that the edge has no room for, in order.
     pub(super) waiting: VecDeque<Waiting>,
     /// The peer is reached through shared memory, where batching gains nothing.
     pub(super) shares_memory: bool,
+    /// The peer wants messages to be offered.
+    pub(super) is_throttled: bool,
+    /// This endpoint wants the peer to offer its messages.
+    is_throttling: bool,
     /// The round of the last message, and the number of messages sent in it.
     round: u64,
     sent_in_round: u32,
@@ -45,6 +51,10 @@ pub(super) struct PeerEdges {
     shares_memory: bool,
     /// Indexes of edges for which something waits.
     held_up: Vec<usize>,
+    /// Number of peers that throttle this endpoint.
+    throttling_peers: usize,
+    /// Indexes of edges to peers that this endpoint throttles.
+    throttled: Vec<usize>,
 }
 
 impl PeerEdges {
@@ -71,6 +81,9 @@ impl PeerEdges {
             edge,
             waiting: VecDeque::new(),
             shares_memory,
+            is_throttled: false,
+            is_throttling: false,
+            number,
             round: 0,
             sent_in_round: 0,
         });
@@ -99,6 +112,49 @@ impl PeerEdges {
     /// Edges for which something waits; [`put_back`](Self::put_back) adds them again.
     pub(super) fn take_held_up(&mut self) -> Vec<usize> {
         std::mem::take(&mut self.held_up)
+    }
+
+    /// Marks a peer as throttled; false if it is already.
+    pub(super) fn throttle(&mut self, index: usize) -> bool {
+        let is_new = !std::mem::replace(&mut self.at(index).is_throttling, true);
+        if is_new {
+            self.throttled.push(index);
+        }
+        is_new
+    }
+
+    /// True if this endpoint throttles any peer.
+    #[inline]
+    pub(super) fn has_throttled(&self) -> bool {
+        !self.throttled.is_empty()
+    }
+
+    /// The peers that were throttled, as numbers; none is afterwards.
+    pub(super) fn take_throttled(&mut self) -> Vec<u64> {
+        let throttled = std::mem::take(&mut self.throttled).into_iter();
+        throttled
+            .map(|index| {
+                let peer = self.at(index);
+                peer.is_throttling = false;
+                peer.number
+            })
+            .collect()
+    }
+
+    /// Records that a peer throttles this endpoint, or no longer does.
+    pub(super) fn set_throttled(&mut self, index: usize, is_throttled: bool) {
+        let before = std::mem::replace(&mut self.at(index).is_throttled, is_throttled);
+        match (before, is_throttled) {
+            (false, true) => self.throttling_peers += 1,
+            (true, false) => self.throttling_peers -= 1,
+            _ => {}
+        }
+    }
+
+    /// True if some peer throttles this endpoint.
+    #[inline]
+    pub(super) fn is_throttled(&self) -> bool {
+        self.throttling_peers > 0
     }
 
     /// Drops everything that waits.

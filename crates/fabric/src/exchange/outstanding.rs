@@ -14,6 +14,8 @@ pub(super) struct Offered {
     /// Closed when this is dropped, before the memory.
     pub(super) _region: Region,
     pub(super) _memory: RegisteredMemory,
+    /// Bytes of the message that are a copy, because the program may reuse its buffer.
+    pub(super) injected_bytes: Option<usize>,
     /// The receiver's address as a number.
     pub(super) to: u64,
     pub(super) notify: bool,
@@ -32,7 +34,9 @@ pub(super) struct Outstanding {
     last_number: u64,
     /// Operations posted to edges that have not completed.
     posted: usize,
-    pub(super) offered: FxHashMap<u64, Offered>,
+    offered: FxHashMap<u64, Offered>,
+    /// Number and bytes of offered messages that were injected.
+    injected: (usize, usize),
     pending: FxHashMap<u64, Pending>,
     /// Atomic operations that have not been answered.
     pub(super) updates: FxHashMap<u64, PendingUpdate>,
@@ -58,6 +62,42 @@ impl Outstanding {
         self.posted -= 1;
     }
 
+    pub(super) fn insert_offered(&mut self, number: u64, offered: Offered) {
+        if let Some(bytes) = offered.injected_bytes {
+            self.injected.0 += 1;
+            self.injected.1 += bytes;
+        }
+        self.offered.insert(number, offered);
+    }
+
+    pub(super) fn take_offered(&mut self, number: u64) -> Option<Offered> {
+        let offered = self.offered.remove(&number)?;
+        if let Some(bytes) = offered.injected_bytes {
+            self.injected.0 -= 1;
+            self.injected.1 -= bytes;
+        }
+        Some(offered)
+    }
+
+    /// Numbers of the messages offered to a peer.
+    pub(super) fn offered_to(&self, peer: u64) -> Vec<u64> {
+        let offered = self.offered.iter();
+        offered
+            .filter(|(_, offered)| offered.to == peer)
+            .map(|(number, _)| *number)
+            .collect()
+    }
+
+    /// True if injected messages wait for their receivers.
+    pub(super) fn has_injected(&self) -> bool {
+        self.injected.0 > 0
+    }
+
+    /// Bytes of injected messages that wait for their receivers.
+    pub(super) fn injected_bytes(&self) -> usize {
+        self.injected.1
+    }
+
     pub(super) fn insert_fetch(&mut self, number: u64, fetch: PendingFetch) {
         self.pending.insert(number, Pending::Fetch(fetch));
     }
@@ -80,6 +120,7 @@ impl Outstanding {
     /// Drops all operations without completing them. Posted ones still count until they complete.
     pub(super) fn clear(&mut self) {
         self.offered.clear();
+        self.injected = (0, 0);
         self.pending.clear();
         self.updates.clear();
     }

@@ -14,6 +14,7 @@ use crate::ffi::Failure;
 use crate::matching::{Criteria, Matcher, Posted};
 use crate::memory::{Pieces, RegisteredMemory};
 use crate::name::{Destination, number};
+use crate::unexpected::{Held, Unexpected};
 use crate::wire::{HEAD_BYTES, Head, Kind, Offer};
 
 /// Unexpected messages that stay in the node's buffers. Further ones are copied, so that their
@@ -126,6 +127,8 @@ pub(crate) struct UnexpectedMessage {
     head: Head,
     from: u64,
     body: Body,
+    /// Counts it until it is delivered.
+    held: Held,
 }
 
 enum Body {
@@ -134,6 +137,17 @@ enum Body {
     Copied(Box<[u8]>),
     /// The message is still in the sender's memory.
     Offered(Offer),
+}
+
+impl Body {
+    /// Bytes of the message that are stored in this process.
+    fn stored_bytes(&self) -> usize {
+        match self {
+            Body::InPlace(message) => message.len(),
+            Body::Copied(bytes) => bytes.len(),
+            Body::Offered(_) => 0,
+        }
+    }
 }
 
 impl UnexpectedMessage {
@@ -163,7 +177,6 @@ impl UnexpectedMessage {
 }
 
 /// Posted receives and unexpected messages of an endpoint.
-#[derive(Default)]
 pub(super) struct Receives {
     tagged: Matcher<Receive, UnexpectedMessage>,
     untagged: Matcher<Receive, UnexpectedMessage>,
@@ -171,9 +184,32 @@ pub(super) struct Receives {
     claimed: Vec<(usize, UnexpectedMessage)>,
     /// Number of unexpected messages in the node's buffers.
     in_place: usize,
+    /// Counters of all unexpected messages of the process.
+    unexpected: Arc<Unexpected>,
 }
 
 impl Receives {
+    pub(super) fn new(unexpected: &Arc<Unexpected>) -> Receives {
+        Receives {
+            tagged: Matcher::default(),
+            untagged: Matcher::default(),
+            claimed: Vec::new(),
+            in_place: 0,
+            unexpected: Arc::clone(unexpected),
+        }
+    }
+
+    /// True if unexpected messages take more memory than they may.
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.unexpected.is_full()
+    }
+
+    /// True if there is room for more unexpected messages.
+    pub(super) fn has_room(&self) -> bool {
+        self.unexpected.has_room()
+    }
+
     #[inline]
     fn matcher(&mut self, is_tagged: bool) -> &mut Matcher<Receive, UnexpectedMessage> {
         match is_tagged {
@@ -207,11 +243,16 @@ impl Receives {
             }
             false => Body::Copied(message[HEAD_BYTES..].into()),
         };
-        self.keep(UnexpectedMessage { head, from, body });
+        self.keep(head, from, body);
     }
 
-    fn keep(&mut self, message: UnexpectedMessage) {
-        let (from, head) = (message.from, message.head);
+    fn keep(&mut self, head: Head, from: u64, body: Body) {
+        let message = UnexpectedMessage {
+            head,
+            from,
+            held: Held::new(&self.unexpected, body.stored_bytes()),
+            body,
+        };
         self.matcher(head.is_tagged).keep(from, head.tag, message);
     }
 
@@ -240,7 +281,7 @@ impl Receives {
 
     /// Drops all receives and messages.
     pub(super) fn clear(&mut self) {
-        *self = Receives::default();
+        *self = Receives::new(&self.unexpected);
     }
 }
 
@@ -318,7 +359,10 @@ impl Exchange {
         match head.kind {
             Kind::Message => match self.receives.take_match(&head, from, rest.len()) {
                 Some(receive) => self.fill(&receive, &head, from, rest),
-                None => self.receives.keep_message(head, from, message),
+                None => {
+                    self.receives.keep_message(head, from, message);
+                    self.throttle_if_full(from);
+                }
             },
             Kind::Offer => {
                 let Some(offer) = Offer::decode(rest) else {
@@ -327,13 +371,12 @@ impl Exchange {
                 };
                 match self.receives.take_match(&head, from, offer.length()) {
                     Some(receive) => self.fetch(receive, &head, from, offer),
-                    None => {
-                        let body = Body::Offered(offer);
-                        self.receives.keep(UnexpectedMessage { head, from, body });
-                    }
+                    None => self.receives.keep(head, from, Body::Offered(offer)),
                 }
+                self.release_throttled();
             }
             Kind::Fetched => self.on_fetched(head.tag, head.data),
+            Kind::Throttle => self.on_throttle(from, head.tag == 1),
             Kind::RemoteWrite => self.on_remote_write(head.tag, head.data, from),
             Kind::AtomicReply => self.on_atomic_reply(head.tag, head.data, rest),
             Kind::AtomicRequest => {
@@ -354,7 +397,7 @@ impl Exchange {
             Some(receive) => self.fill(&receive, &head, from, &bytes),
             None => {
                 let body = Body::Copied(bytes.into());
-                self.receives.keep(UnexpectedMessage { head, from, body });
+                self.receives.keep(head, from, body);
             }
         }
     }
@@ -399,7 +442,13 @@ impl Exchange {
 
     /// Delivers an unexpected message to its receive.
     fn deliver(&mut self, receive: Receive, message: UnexpectedMessage) {
-        let UnexpectedMessage { head, from, body } = message;
+        let UnexpectedMessage {
+            head,
+            from,
+            body,
+            held,
+        } = message;
+        drop(held);
         match body {
             Body::InPlace(message) => {
                 self.receives.on_in_place_released();
@@ -408,6 +457,7 @@ impl Exchange {
             Body::Copied(bytes) => self.fill(&receive, &head, from, &bytes),
             Body::Offered(offer) => self.fetch(receive, &head, from, offer),
         }
+        self.release_throttled();
     }
 
     /// Looks for an unexpected message and reports the result as a completion.
@@ -458,11 +508,13 @@ impl Exchange {
     }
 
     fn discard(&mut self, message: UnexpectedMessage) {
+        drop(message.held);
         match message.body {
             Body::InPlace(_) => self.receives.on_in_place_released(),
             Body::Copied(_) => {}
             Body::Offered(offer) => self.send_fetched(message.from, offer.number(), 0),
         }
+        self.release_throttled();
     }
 
     /// Cancels the receive with this context; it completes with `FI_ECANCELED`.

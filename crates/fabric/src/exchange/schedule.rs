@@ -6,6 +6,11 @@ use std::time::{Duration, Instant};
 const POLLS_PER_NETWORK_POLL: u32 = 64;
 /// After shared memory has been empty for this long, the network is polled as well.
 const SHM_ONLY_TIME: Duration = Duration::from_micros(2);
+/// A program that only sends polls after so many bytes, so that receivers can
+/// [throttle](super::throttle) it.
+const SENT_BYTES_PER_POLL: usize = 1 << 20;
+/// Bytes that a message counts for in addition to its own.
+const MESSAGE_BYTES: usize = 192;
 /// Empty polls between two reads of the clock for the peer check.
 const POLLS_PER_CHECK: u32 = 4096;
 /// How often peers that something waits for are checked.
@@ -17,6 +22,8 @@ pub(super) struct Schedule {
     polls: u32,
     /// Number of times the program has called for progress.
     round: u64,
+    /// Bytes of messages sent in this round.
+    sent_bytes: usize,
     /// Start of the period without messages through shared memory.
     idle_since: Option<Instant>,
     /// The last poll of shared memory that found nothing.
@@ -30,6 +37,7 @@ impl Schedule {
         Schedule {
             polls: 0,
             round: 0,
+            sent_bytes: 0,
             idle_since: None,
             polled_at: now,
             peers_checked_at: now,
@@ -44,6 +52,15 @@ impl Schedule {
     #[inline]
     pub(super) fn begin_round(&mut self) {
         self.round += 1;
+        self.sent_bytes = 0;
+    }
+
+    /// Counts a message; true if the program has sent so much that a new round is due.
+    #[inline]
+    pub(super) fn count_sent(&mut self, bytes: usize) -> bool {
+        let counted = MESSAGE_BYTES.saturating_add(bytes);
+        self.sent_bytes = self.sent_bytes.saturating_add(counted);
+        self.sent_bytes >= SENT_BYTES_PER_POLL
     }
 
     #[inline]
@@ -120,6 +137,20 @@ mod tests {
         schedule.is_network_due();
         std::thread::sleep(SHM_ONLY_TIME);
         assert!(schedule.is_network_due());
+    }
+
+    #[test]
+    fn a_program_that_only_sends_polls_after_a_mebibyte() {
+        let mut schedule = Schedule::new();
+        schedule.begin_round();
+        let lasts = |schedule: &mut Schedule, bytes: usize| {
+            (1..).find(|_| schedule.count_sent(bytes)).expect("due")
+        };
+        assert_eq!(lasts(&mut schedule, 8 << 10), 126);
+        schedule.begin_round();
+        assert_eq!(lasts(&mut schedule, 0), 5462);
+        schedule.begin_round();
+        assert_eq!(lasts(&mut schedule, usize::MAX), 1);
     }
 
     #[test]
