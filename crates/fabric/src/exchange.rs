@@ -50,6 +50,7 @@ use receives::{ArrivalReader, Receives};
 pub(crate) use receives::{PeekMode, ReceiveRequest};
 pub(crate) use rma::RmaRequest;
 use schedule::Schedule;
+use throttle::MAX_UNTHROTTLED_BYTES;
 
 /// Longest message that is sent whole within a node, where the receiver can fetch longer ones from
 /// the sender's memory. Also the longest injected message.
@@ -224,7 +225,7 @@ impl Exchange {
     /// True if a message of this length is sent whole instead of being offered.
     #[inline]
     fn is_eager(&mut self, to: &Name, length: usize) -> Result<bool, Failure> {
-        if self.is_throttled(to)? {
+        if length > MAX_UNTHROTTLED_BYTES && self.is_throttled(to)? {
             return Ok(false);
         }
         if length <= EAGER_BYTES {

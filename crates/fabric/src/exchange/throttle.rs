@@ -2,13 +2,16 @@
 //!
 //! A receiver whose unexpected messages take too much memory throttles their senders. A throttled
 //! sender offers also short messages instead of sending them, so only the offer waits here. If a
-//! receive is posted for an offered message, it is fetched at once, whatever waits before it.
+//! receive is posted for an offered message, it is fetched at once, whatever waits before it. The
+//! shortest messages are always sent whole.
 
 use super::{Destination, Exchange, address};
 use crate::ffi::{AGAIN, Failure};
 use crate::name::{Name, number};
 use crate::wire::{Head, Kind};
 
+/// Longest message that is sent whole in any case: its offer would take as much memory.
+pub(super) const MAX_UNTHROTTLED_BYTES: usize = 192;
 /// Copies of injected messages that a process keeps for throttling receivers.
 const MAX_INJECTED_BYTES: usize = 32 << 20;
 

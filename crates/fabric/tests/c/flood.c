@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 /* One in SHARE messages has this length, and is sent by a call after which its buffer is free. */
-enum { SHORT = 32, SHARE = 8, ROUNDS = 2, FLOOD = 1, LAST = 2, PATIENCE = 200 };
+enum { SHORT = 1000, SHARE = 8, ROUNDS = 2, FLOOD = 1, LAST = 2, PATIENCE = 200 };
 
 static int count, bytes;
 static unsigned long long bound;
