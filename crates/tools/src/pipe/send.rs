@@ -70,7 +70,7 @@ enum Report {
     /// The receiver has everything.
     Complete,
     TreeReady(TreeOptions),
-    /// What it has of the offered files.
+    /// Parts of the offered files that it has.
     Present(Vec<Present>),
     TreeComplete {
         failed: u64,
