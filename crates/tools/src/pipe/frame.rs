@@ -16,7 +16,7 @@ pub(super) struct FileFacts<'a> {
     pub(super) length_bytes: u64,
 }
 
-/// The receiver's wishes for a tree, and where it writes.
+/// Options of the receiver of a tree, and its directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct TreeOptions {
     /// Files are offered before they are sent.

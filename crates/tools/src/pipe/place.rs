@@ -86,7 +86,7 @@ fn times(facts: &Facts) -> Timestamps {
     };
     let unchanged = Timespec {
         tv_sec: 0,
-        tv_nsec: UTIME_OMIT.into(),
+        tv_nsec: UTIME_OMIT,
     };
     Timestamps {
         last_access: unchanged,

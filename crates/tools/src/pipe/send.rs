@@ -70,7 +70,7 @@ enum Report {
     /// The receiver has everything.
     Complete,
     TreeReady(TreeOptions),
-    /// What it has of the offered files.
+    /// Parts of the offered files that it has.
     Present(Vec<Present>),
     TreeComplete {
         failed: u64,
@@ -122,7 +122,7 @@ pub(crate) fn send(
         progress: Progress::new("sent", None, false),
         message: Vec::new(),
         last: Instant::now(),
-        heard: None,
+        last_report: None,
         limit: None,
     };
     let sent = match source {
@@ -243,7 +243,7 @@ struct Sender<'a> {
     /// Time of the last message.
     last: Instant,
     /// Time of the receiver's last message.
-    heard: Option<Instant>,
+    last_report: Option<Instant>,
     /// How long the receiver may accept nothing. A receiver of a stream may wait for its reader.
     limit: Option<Duration>,
 }
@@ -366,7 +366,7 @@ impl Sender<'_> {
             Ok(frame) if frame.stream == self.stream => frame,
             _ => return Ok(None),
         };
-        self.heard = Some(Instant::now());
+        self.last_report = Some(Instant::now());
         let offset_bytes = frame.offset_bytes;
         match frame.kind {
             Kind::Ready { crc } => Ok(Some(Report::Ready { offset_bytes, crc })),
@@ -399,7 +399,7 @@ impl Sender<'_> {
             if let Some(report) = self.report(LOOK)? {
                 return Ok(report);
             }
-            let since = self.heard.map_or(started, |heard| heard.max(started));
+            let since = self.last_report.map_or(started, |last| last.max(started));
             if since.elapsed() >= self.timeout {
                 return Err(PipeError::Unconfirmed { to: self.to });
             }
@@ -489,7 +489,7 @@ impl Sender<'_> {
     /// Notifies the receiver, which need not wait for the rest; returns the error with what is known about
     /// its cause, and about continuing if files were being sent.
     fn give_up(&mut self, error: PipeError, is_file: bool) -> PipeError {
-        let has_begun = self.heard.is_some();
+        let has_begun = self.last_report.is_some();
         let error = self.reported_before(error);
         match &error {
             PipeError::File { .. } | PipeError::Changed { .. } | PipeError::Stalled { .. } => {

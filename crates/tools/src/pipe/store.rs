@@ -14,6 +14,9 @@ use super::place::{self, Owner, Part};
 use super::record::{Facts, Present, Record};
 use super::shown::shown;
 
+/// Length of all paths of files that may get further names.
+const MAX_LINKED_BYTES: usize = 256 << 20;
+
 /// The receiver's directory and everything below it.
 pub(super) struct Store {
     options: TreeOptions,
@@ -23,6 +26,7 @@ pub(super) struct Store {
     path: Vec<u8>,
     file: Option<Incoming>,
     linked: Vec<Linked>,
+    linked_bytes: usize,
     owners: Owners,
     present: Vec<Present>,
     outcome: Outcome,
@@ -71,6 +75,7 @@ impl Store {
             path: Vec::new(),
             file: None,
             linked: Vec::new(),
+            linked_bytes: 0,
             owners: Owners::default(),
             present: Vec::new(),
             outcome: Outcome::default(),
@@ -110,11 +115,7 @@ impl Store {
                 let found = self.with_directory(name, "looking at it", |dir| {
                     place::find(dir, name).map(|found| found.as_ref().map(place::id_of))
                 });
-                let path = self.path_of(name);
-                self.linked.push(Linked {
-                    path,
-                    id: found.flatten(),
-                });
+                self.add_linked(name, found.flatten());
             }
             Record::Owner {
                 is_group,
@@ -218,7 +219,7 @@ impl Store {
     }
 
     fn enter(&mut self, name: &[u8]) {
-        let doing = "opening the directory, which stays as it is with everything below it";
+        let doing = "opening the directory, so nothing below it is stored";
         let entered = self.with_directory(name, doing, |dir| place::enter(dir, name));
         self.levels.push(entered);
         self.path = self.path_of(name);
@@ -248,8 +249,7 @@ impl Store {
             return;
         };
         let link = link.map(|_| {
-            let path = self.path_of(name);
-            self.linked.push(Linked { path, id: None });
+            self.add_linked(name, None);
             self.linked.len() - 1
         });
         let part = self.with_directory(name, "creating the file", |dir| {
@@ -262,6 +262,16 @@ impl Store {
             link,
             part,
         });
+    }
+
+    /// Adds a file that may get further names. If their paths become too long, it gets none.
+    fn add_linked(&mut self, name: &[u8], id: Option<(u64, u64)>) {
+        let mut path = self.path_of(name);
+        if self.linked_bytes + path.len() > MAX_LINKED_BYTES {
+            path = Vec::new();
+        }
+        self.linked_bytes += path.len();
+        self.linked.push(Linked { path, id });
     }
 
     fn set_attribute(&mut self, name: &[u8], value: &[u8]) {
@@ -336,8 +346,8 @@ impl Store {
         };
         let (path, id) = (linked.path.clone(), linked.id);
         let parent = match id {
-            Some(_) => self.parent_of(&path),
-            None => Err(io::Error::other("its first name was not stored")),
+            Some(_) if !path.is_empty() => self.parent_of(&path),
+            _ => Err(io::Error::other("its first name was not stored")),
         };
         self.with_directory(name, "creating the hard link", |dir| {
             let (parent, first) = parent?;

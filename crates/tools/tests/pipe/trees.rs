@@ -319,7 +319,7 @@ fn owners_and_attributes_are_kept_on_request() {
 }
 
 #[test]
-fn a_single_link_is_sent_as_a_link_and_says_so() {
+fn a_single_link_is_sent_as_a_link_with_a_message() {
     let (folder, from, to) = places();
     let link = from.join("link");
     symlink("nowhere", &link).unwrap();

@@ -488,7 +488,7 @@ fn special(kind: FileType) -> &'static str {
         FileType::Fifo => "a named pipe",
         FileType::Socket => "a socket",
         FileType::BlockDevice | FileType::CharacterDevice => "a device",
-        _ => "no regular file",
+        _ => "not a regular file",
     }
 }
 

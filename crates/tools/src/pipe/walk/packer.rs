@@ -15,7 +15,7 @@ const MIN_DATA_BYTES: usize = 64 << 10;
 
 const PAGE_BYTES: u64 = 4096;
 
-/// What the walking thread passes to the sending one.
+/// Messages from the walking thread to the sending one.
 pub(in super::super) enum Step {
     Batch(Batch),
     /// It is alive, but has nothing to send.
