@@ -25,7 +25,7 @@ enum To {
 }
 
 /// A command line, and whether it prints something where no process runs.
-const COMMANDS: [(&str, bool); 29] = [
+const COMMANDS: [(&str, bool); 30] = [
     ("run -n 1 echo words", true),
     // The test below runs these commands with a peer.
     ("send 1:7 --timeout 0 /dev/null", false),
