@@ -44,7 +44,7 @@ fn unreadable_files_are_reported_and_the_others_arrive() {
         std::fs::write(from.join(name), name).unwrap();
     }
     for name in ["b", "closed"] {
-        std::fs::set_permissions(from.join(name), Permissions::from_mode(0)).unwrap();
+        std::fs::set_permissions(from.join(name), Permissions::from_mode(0o000)).unwrap();
     }
     for (open, bits) in [(folder.path(), 0o1777), (&to, 0o777)] {
         std::fs::set_permissions(open, Permissions::from_mode(bits)).unwrap();
