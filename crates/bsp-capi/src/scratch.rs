@@ -7,6 +7,8 @@ use dipole_bsp::carrier::AnyCarrier;
 
 /// A rank over any kind of link.
 pub(crate) type Process = dipole_bsp::Process<AnyCarrier>;
+/// A rank between parallel sections.
+pub(crate) type Standby = dipole_bsp::Standby<AnyCarrier>;
 
 /// A unit of memory, aligned for values of any type.
 pub(crate) type Cell = u128;

@@ -15,8 +15,7 @@ use std::time::Duration;
 use dipole_bsp::{Call, Failure};
 
 use crate::plan::Reshuffle;
-use crate::scratch::{Process, Scratch};
-use crate::sections::Standby;
+use crate::scratch::{Process, Scratch, Standby};
 
 /// State of the program's parallel part.
 pub(crate) struct ParallelPart {

@@ -9,13 +9,10 @@ use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use dipole_bsp::carrier::AnyCarrier;
 use dipole_bsp::{Decision, Failure};
 
-use crate::scratch::Process;
+use crate::scratch::{Process, Standby};
 use crate::section::{self, Site, refuse};
-
-pub(crate) type Standby = dipole_bsp::Standby<AnyCarrier>;
 
 /// The function that contains the parallel section.
 pub(crate) type Function = unsafe extern "C" fn();

@@ -75,7 +75,7 @@ pub struct Process<C: Carrier> {
     trace: Option<Box<Tracer>>,
     /// `None` if the job was started without a folder for them.
     checkpoints: Option<Box<Checkpoints>>,
-    /// What remains of the program's ranks after this parallel section; `None` if it is the only one.
+    /// The program's ranks after this parallel section; `None` if it is the only one.
     standby: Option<Box<Standby<C>>>,
 }
 

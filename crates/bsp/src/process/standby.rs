@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::Process;
-use super::start::{Early, Start, StartTerms, collect, send_start, wait_start};
+use super::start::{Early, StartTerms, collect, send_start, wait_start};
 use crate::carrier::{AnyCarrier, Carrier, Connection, job, machine};
 use crate::failure::Failure;
 use crate::superstep::message::{Head, Kind};
@@ -31,7 +31,7 @@ pub struct Standby<C: Carrier> {
     last_participants: u32,
 }
 
-/// What rank 0 has decided for another rank.
+/// The decision of rank 0 for another rank.
 #[derive(Debug)]
 pub enum Decision<P> {
     /// It takes part in the section with this name.
@@ -169,12 +169,11 @@ impl<C: Carrier> Standby<C> {
         let (slots, node_map) = (self.slots, self.node_map.first_ranks(participants));
         let carrier = self.carrier.take().ok_or_else(closed)?;
         let own = (rank, participants);
-        let start = Start {
-            terms,
-            early,
-            standby: Some(self),
-        };
-        let mut process = Process::connect(carrier, own, &node_map, start)?;
+        let mut process = Process::connect(carrier, own, &node_map, terms, early)?;
+        if node_map.nodes() == 1 {
+            self.put_back(process.carrier.take());
+        }
+        process.standby = Some(Box::new(self));
         process.set_slots(slots);
         Ok(process)
     }

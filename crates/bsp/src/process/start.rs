@@ -10,7 +10,6 @@ use super::open_memory::OpenMemory;
 use super::pacer::Pacer;
 use super::pending::PendingCalls;
 use super::shared_memory::SharedMemory;
-use super::standby::Standby;
 use crate::call::Call;
 use crate::carrier::{AnyCarrier, Carrier, Connection, job, machine};
 use crate::failure::Failure;
@@ -51,8 +50,9 @@ impl Process<AnyCarrier> {
             _ => {
                 let alone = NodeMap::new(&[0]);
                 let terms = StartTerms::new(&alone, machine("shm", true)?);
-                let start = Start::only(terms, Vec::new());
-                return Process::connect(AnyCarrier::None, (0, 1), &alone, start).map(Some);
+                let own = (0, 1);
+                return Process::connect(AnyCarrier::None, own, &alone, terms, Vec::new())
+                    .map(Some);
             }
         };
         let own = (job.rank, job.size);
@@ -111,25 +111,6 @@ impl StartTerms {
             section,
             is_first,
             ..self
-        }
-    }
-}
-
-/// What a rank knows when it takes part.
-pub(super) struct Start<C: Carrier> {
-    pub(super) terms: StartTerms,
-    pub(super) early: Early<C>,
-    /// Keeps the links for further sections.
-    pub(super) standby: Option<Standby<C>>,
-}
-
-impl<C: Carrier> Start<C> {
-    /// The start of the only section of a program.
-    fn only(terms: StartTerms, early: Early<C>) -> Start<C> {
-        Start {
-            terms,
-            early,
-            standby: None,
         }
     }
 }
@@ -200,21 +181,22 @@ impl<C: Carrier> Process<C> {
         }
         let node_map = node_map.first_ranks(participants);
         let own = (rank, participants);
-        Process::connect(carrier, own, &node_map, Start::only(terms, early)).map(Some)
+        let mut process = Process::connect(carrier, own, &node_map, terms, early)?;
+        if node_map.nodes() == 1 {
+            process.close(Duration::ZERO);
+        }
+        Ok(Some(process))
     }
 
-    /// Shares memory with the ranks of this node, and waits for all others.
+    /// Shares memory with the ranks of this node, and waits for all others. The carrier is no longer
+    /// needed if all are on one node.
     pub(super) fn connect(
         carrier: C,
         (rank, size): (u32, u32),
         node_map: &NodeMap,
-        start: Start<C>,
+        terms: StartTerms,
+        early: Early<C>,
     ) -> Result<Process<C>, Failure> {
-        let Start {
-            terms,
-            early,
-            standby,
-        } = start;
         let ranks: Vec<u32> = node_map.ranks_with(rank).collect();
         let shared = match ranks.len() {
             1 => None,
@@ -257,7 +239,7 @@ impl<C: Carrier> Process<C> {
             machine: terms.machine,
             trace,
             checkpoints: Checkpoints::from_env()?,
-            standby: standby.map(Box::new),
+            standby: None,
         };
         let mut started = process.share_windows(early);
         for _ in 0..first {
@@ -266,12 +248,6 @@ impl<C: Carrier> Process<C> {
         if let Err(failure) = started {
             process.abort();
             return Err(failure);
-        }
-        if node_map.nodes() == 1 {
-            match &mut process.standby {
-                Some(standby) => standby.put_back(process.carrier.take()),
-                None => process.close(Duration::ZERO),
-            }
         }
         process.begun = Instant::now();
         Ok(process)
