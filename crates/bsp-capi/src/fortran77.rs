@@ -1,7 +1,7 @@
 //! The calls of Fortran 77 programs, for the Oxford toolset: names in lower case with an underscore, and
 //! every argument by reference. This is the convention of gfortran and of most other compilers.
 
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 
 use crate::checkpoint::bsp_checkpoint;
 use crate::level1::*;
@@ -9,7 +9,7 @@ use crate::life::*;
 use crate::memory::*;
 use crate::messages::*;
 use crate::parameters::*;
-use crate::text::bsp_abort_text;
+use crate::text::end_with;
 
 /// Declares functions that pass on their arguments: values, which Fortran passes by reference, and
 /// addresses.
@@ -124,8 +124,6 @@ pub unsafe extern "C" fn bsp_init_(spmd: Option<unsafe extern "C" fn()>) {
 pub unsafe extern "C" fn bsp_abort_(text: *const c_char, length: usize) -> ! {
     // SAFETY: the caller guarantees this.
     let text = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), length) };
-    let before_zero = text.split(|byte| *byte == 0).next().unwrap_or_default();
-    let text = CString::new(before_zero).unwrap_or_default();
-    // SAFETY: `text` is a string.
-    unsafe { bsp_abort_text(text.as_ptr()) }
+    let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+    end_with(&String::from_utf8_lossy(text))
 }

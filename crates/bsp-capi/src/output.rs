@@ -17,7 +17,7 @@ pub(crate) fn unbuffer_if_wanted() {
         if std::env::var_os(VARIABLE).is_some_and(|value| value == "1") {
             // SAFETY: the C library initialises `stdout` before it starts the program, and locks it in
             // each call.
-            let _without_it_output_comes_later = unsafe {
+            let _is_buffered_if_it_fails = unsafe {
                 libc::fflush(stdout);
                 libc::setvbuf(stdout, std::ptr::null_mut(), libc::_IONBF, 0)
             };

@@ -140,6 +140,6 @@ pub unsafe extern "C" fn bsp_abort_text(text: *const c_char) -> ! {
     end_with(&text.to_string_lossy())
 }
 
-fn end_with(text: &str) -> ! {
+pub(crate) fn end_with(text: &str) -> ! {
     refuse(Site::of("bsp_abort"), text.trim_end())
 }

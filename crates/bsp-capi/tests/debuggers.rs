@@ -2,8 +2,6 @@
 
 mod harness;
 
-use std::process::Command;
-
 use harness::Bench;
 
 /// Puts, gets, messages and a collective, with memory that every one of them must have initialised.
@@ -35,8 +33,7 @@ fn compile(bench: &Bench, text: &str, options: &[&str]) -> std::path::PathBuf {
 
 #[test]
 fn valgrind_finds_no_faults_over_any_link() {
-    if Command::new("valgrind").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: valgrind is not installed (package valgrind)");
+    if !harness::is_installed("valgrind") {
         return;
     }
     let bench = Bench::new();
@@ -59,7 +56,7 @@ fn sanitizers_find_no_faults() {
     let program = compile(&bench, CALLS, &options);
     for link in ["shm", "udp"] {
         let job = bench.job(&program, 2);
-        // What libraries keep until the end is no leak.
+        // Memory that libraries keep until the end is not a leak.
         let job = job.variable("ASAN_OPTIONS", "detect_leaks=0");
         let done = job.variable("DIPOLE_LINK", link).run();
         assert_eq!(done.output(), "fine\n", "{link}: {done:?}");

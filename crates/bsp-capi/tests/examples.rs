@@ -130,8 +130,7 @@ fn between_machines_with_packet_loss() {
 
 #[test]
 fn in_fortran() {
-    if Command::new("gfortran").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: gfortran is not installed (package gfortran)");
+    if !harness::is_installed("gfortran") {
         return;
     }
     let bench = Bench::new();
@@ -173,8 +172,7 @@ fn in_fortran() {
 
 #[test]
 fn in_fortran_77() {
-    if Command::new("gfortran").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: gfortran is not installed (package gfortran)");
+    if !harness::is_installed("gfortran") {
         return;
     }
     let bench = Bench::new();

@@ -14,7 +14,7 @@ use dipole_node::job::Job;
 use crate::failure::Failure;
 
 pub use connection::Connection;
-pub(crate) use connection::{job, machine};
+pub(crate) use connection::job;
 pub use endpoint::Endpoints;
 pub use tcp::Tcp;
 
@@ -155,7 +155,10 @@ impl Carrier for AnyCarrier {
     type Message = AnyMessage;
 
     fn reopen(job: Option<Job>) -> Result<Connection<AnyCarrier>, Failure> {
-        Connection::open_again(job)
+        match job {
+            Some(job) => Connection::of(Some(job)),
+            None => Connection::of(connection::job()?),
+        }
     }
 
     fn has_room(&mut self) -> Result<bool, Failure> {

@@ -36,6 +36,9 @@ use pacer::Pacer;
 use pending::PendingCalls;
 use shared_memory::SharedMemory;
 
+/// How long what was sent may take to arrive before links are closed.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Replies to the gets of another rank, held until that rank is ready for them.
 #[derive(Debug)]
 struct HeldReplies {

@@ -13,7 +13,7 @@ const VARIABLE: &str = "DIPOLE_UNEXPECTED_BYTES";
 /// The limit if the variable is not set.
 const DEFAULT_BYTES: u64 = 64 << 20;
 /// Memory that a message takes in addition to its bytes, in the tables of the matcher.
-const ENTRY_BYTES: u64 = 192;
+pub(crate) const ENTRY_BYTES: usize = 192;
 
 /// The unexpected messages of a process.
 #[derive(Debug)]
@@ -28,8 +28,7 @@ pub(crate) struct Unexpected {
 impl Unexpected {
     /// Publishes the counters and reads the limit; the error is a text.
     pub(crate) fn open(node: &Node) -> Result<Unexpected, String> {
-        let value = std::env::var(VARIABLE).ok().filter(|text| !text.is_empty());
-        let limit = match value {
+        let limit = match dipole_node::variable(VARIABLE) {
             Some(text) => text
                 .parse()
                 .map_err(|_| format!("{VARIABLE}={text}: expected a number of bytes"))?,
@@ -65,7 +64,7 @@ pub(crate) struct Held {
 impl Held {
     /// Counts a message of which `bytes` are stored in this process.
     pub(crate) fn new(counters: &Arc<Unexpected>, bytes: usize) -> Held {
-        let bytes = bytes as u64 + ENTRY_BYTES;
+        let bytes = (bytes + ENTRY_BYTES) as u64;
         let messages = counters.messages.add(1);
         counters.most_messages.raise_to(messages);
         let all = counters.bytes.add(bytes);

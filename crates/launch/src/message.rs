@@ -31,6 +31,14 @@ pub(super) struct Hello {
     pub(super) max_ranks: Option<u32>,
 }
 
+impl Hello {
+    /// Why the launcher cannot use the shim, if it has another version.
+    pub(super) fn wrong_version(&self) -> Option<String> {
+        let own = env!("CARGO_PKG_VERSION");
+        (self.version != own).then(|| format!("its dipole is version {}, not {own}", self.version))
+    }
+}
+
 /// Start message for a shim.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Start {

@@ -26,7 +26,10 @@ impl LayerCounter {
 
     /// Raises the value to at least this one, for the highest value of another counter.
     pub fn raise_to(&self, value: u64) {
-        self.0.fetch_max(value, Ordering::Relaxed);
+        // Most values are no new maximum, and a read costs less.
+        if self.value() < value {
+            self.0.fetch_max(value, Ordering::Relaxed);
+        }
     }
 }
 

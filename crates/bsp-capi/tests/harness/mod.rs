@@ -42,6 +42,16 @@ pub fn source(name: &str) -> PathBuf {
     crate_dir().join("tests/c").join(name)
 }
 
+/// True if a program is installed; otherwise says that the test is skipped. Its package has the same
+/// name.
+pub fn is_installed(program: &str) -> bool {
+    let is_installed = Command::new(program).arg("--version").output().is_ok();
+    if !is_installed {
+        eprintln!("SKIPPED: {program} is not installed (package {program})");
+    }
+    is_installed
+}
+
 /// A directory with programs, the library under its installed names, and a registry.
 pub struct Bench {
     dir: tempfile::TempDir,

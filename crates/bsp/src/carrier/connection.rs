@@ -45,7 +45,7 @@ impl Connection<AnyCarrier> {
     ///
     /// # Errors
     /// The job or its links are misconfigured.
-    pub(crate) fn open(job: Job) -> Result<Connection<AnyCarrier>, Failure> {
+    fn open(job: Job) -> Result<Connection<AnyCarrier>, Failure> {
         let nodes: Vec<_> = job.addresses.iter().map(|address| address.node).collect();
         let link = std::env::var_os(variables::LINK);
         match link.filter(|link| link == TCP || link == TCP_BETWEEN_NODES) {
@@ -54,16 +54,11 @@ impl Connection<AnyCarrier> {
         }
     }
 
-    /// Opens the links of a job, which need not be the job that this process began with; by default
-    /// the environment's.
+    /// Opens the links of a job, if there is one and it has several ranks.
     ///
     /// # Errors
     /// The job or its links are misconfigured.
-    pub(crate) fn open_again(given: Option<Job>) -> Result<Connection<AnyCarrier>, Failure> {
-        let job = match given {
-            Some(job) => Some(job),
-            None => job()?,
-        };
+    pub(crate) fn of(job: Option<Job>) -> Result<Connection<AnyCarrier>, Failure> {
         match job {
             Some(job) if job.size > 1 => Connection::open(job),
             _ => Ok(Connection {
@@ -139,7 +134,7 @@ fn node_map<N: PartialEq>(nodes: &[N], may_share: bool) -> NodeMap {
 ///
 /// # Errors
 /// The user's measurements cannot be read.
-pub(crate) fn machine(link: &str, is_one_node: bool) -> Result<Machine, Failure> {
+fn machine(link: &str, is_one_node: bool) -> Result<Machine, Failure> {
     let profile = Profile::load(link)?;
     let cost = profile.map(|profile| profile.cost).unwrap_or_default();
     Ok(Machine::of(&cost, is_one_node))

@@ -244,8 +244,8 @@ impl<C: Carrier> Process<C> {
         Ok(())
     }
 
-    /// Removes all that describes the links to other ranks, also those for further parallel sections. Nothing may be sent or received before
-    /// [`connect_again`](Self::connect_again).
+    /// Removes all that describes the links to other ranks, also those for further parallel sections.
+    /// Nothing may be sent or received before [`connect_again`](Self::connect_again).
     pub(super) fn take_links(&mut self) -> impl Sized + use<C> {
         let alone = NodeMap::new(&vec![0; self.size as usize]);
         (

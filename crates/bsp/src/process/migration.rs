@@ -23,15 +23,13 @@ use rustix::io::ioctl_fionread;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::Process;
+use super::{CLOSE_TIMEOUT, Process};
 use crate::carrier::Carrier;
 use crate::failure::Failure;
 use crate::superstep::record::Malformed;
 
 /// Pause between two looks for a note.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
-/// How long what was sent over the former links may take to arrive.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An order that rank 0 accepts, or its reason to refuse it.
 type Accepted = Result<Order, String>;

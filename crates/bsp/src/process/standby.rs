@@ -3,17 +3,13 @@
 //! They keep their links. Rank 0 begins each section, and names it for the others, which wait. No
 //! message of a section is sent before all ranks have left the one before: each confirms that to rank 0.
 
-use std::time::Duration;
-
-use super::Process;
 use super::start::{Early, StartTerms, collect, send_start, wait_start};
-use crate::carrier::{AnyCarrier, Carrier, Connection, job, machine};
+use super::{CLOSE_TIMEOUT, Process};
+use crate::carrier::{AnyCarrier, Carrier, Connection, job};
 use crate::failure::Failure;
 use crate::superstep::message::{Head, Kind};
 use crate::superstep::node_map::NodeMap;
 use dipole_model::{Machine, Slots};
-
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A launched rank outside of parallel sections.
 #[derive(Debug)]
@@ -46,18 +42,9 @@ impl Standby<AnyCarrier> {
     /// # Errors
     /// The job or its links are misconfigured.
     pub fn open() -> Result<Standby<AnyCarrier>, Failure> {
-        let job = job()?.filter(|job| job.size > 1);
+        let job = job()?;
         let (rank, size) = job.as_ref().map_or((0, 1), |job| (job.rank, job.size));
-        let connection = match job {
-            Some(job) => Connection::open(job)?,
-            None => Connection {
-                carrier: AnyCarrier::None,
-                node_map: NodeMap::new(&[0]),
-                machine: machine("shm", true)?,
-                slots: None,
-            },
-        };
-        Ok(Standby::new(connection, rank, size))
+        Ok(Standby::new(Connection::of(job)?, rank, size))
     }
 }
 

@@ -3,15 +3,15 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::Process;
 use super::checkpoint::Checkpoints;
 use super::collective_state::CollectiveState;
 use super::open_memory::OpenMemory;
 use super::pacer::Pacer;
 use super::pending::PendingCalls;
 use super::shared_memory::SharedMemory;
+use super::{CLOSE_TIMEOUT, Process};
 use crate::call::Call;
-use crate::carrier::{AnyCarrier, Carrier, Connection, job, machine};
+use crate::carrier::{AnyCarrier, Carrier, Connection, job};
 use crate::failure::Failure;
 use crate::local::{LocalRanks, WindowOffer};
 use crate::misuse::Misuse;
@@ -45,23 +45,14 @@ impl Process<AnyCarrier> {
     /// # Errors
     /// The job or its links are misconfigured, or a rank does not start.
     pub fn begin(max_ranks: Option<u32>) -> Result<Option<Process<AnyCarrier>>, Failure> {
-        let job = match job()? {
-            Some(job) if job.size > 1 => job,
-            _ => {
-                let alone = NodeMap::new(&[0]);
-                let terms = StartTerms::new(&alone, machine("shm", true)?);
-                let own = (0, 1);
-                return Process::connect(AnyCarrier::None, own, &alone, terms, Vec::new())
-                    .map(Some);
-            }
-        };
-        let own = (job.rank, job.size);
+        let job = job()?;
+        let own = job.as_ref().map_or((0, 1), |job| (job.rank, job.size));
         let Connection {
             carrier,
             node_map,
             machine,
             slots,
-        } = Connection::open(job)?;
+        } = Connection::of(job)?;
         let joined = Process::join_with_machine(carrier, own, max_ranks, &node_map, machine)?;
         Ok(with_slots(joined, slots))
     }
@@ -103,11 +94,9 @@ impl StartTerms {
     }
 
     /// The terms of one of several sections.
-    pub(super) fn of_section(mut self, section: Vec<u8>, is_first: bool) -> StartTerms {
-        if !is_first {
-            self.rounds = 0;
-        }
+    pub(super) fn of_section(self, section: Vec<u8>, is_first: bool) -> StartTerms {
         StartTerms {
+            rounds: self.rounds * u32::from(is_first),
             section,
             is_first,
             ..self
@@ -173,7 +162,7 @@ impl<C: Carrier> Process<C> {
             // Rank 0 waits for this before it continues.
             let head = Head::new(Kind::Start, 0);
             carrier.send(0, head.encode().to_vec())?;
-            carrier.close(Duration::from_secs(5));
+            carrier.close(CLOSE_TIMEOUT);
             return Ok(None);
         }
         if rank == 0 {

@@ -6,15 +6,13 @@ mod gets;
 mod transmit;
 mod waiting;
 
-use std::time::Duration;
-
 use dipole_link::window::Source;
 
 use effects::Effects;
 use waiting::Event;
 
 use super::pending::RemoteCalls;
-use super::{Process, Standby};
+use super::{CLOSE_TIMEOUT, Process, Standby};
 use crate::carrier::Carrier;
 use crate::failure::Failure;
 use crate::local::{Arrival, INLINE_RECORD_BYTES, SyncPhase};
@@ -44,11 +42,16 @@ impl<C: Carrier> Process<C> {
     /// # Errors
     /// The errors of [`sync`](Self::sync).
     pub fn end(&mut self) -> Result<(), Failure> {
+        self.end_last_superstep()?;
+        self.close(CLOSE_TIMEOUT);
+        Ok(())
+    }
+
+    fn end_last_superstep(&mut self) -> Result<(), Failure> {
         self.end_superstep(Ending::End)?;
         if let Some(trace) = &self.trace {
             trace.close(State::Ended);
         }
-        self.close(Duration::from_secs(5));
         Ok(())
     }
 
@@ -58,20 +61,14 @@ impl<C: Carrier> Process<C> {
     /// # Errors
     /// The errors of [`sync`](Self::sync).
     pub fn end_section(&mut self) -> Result<Option<Standby<C>>, Failure> {
-        if self.standby.is_none() {
-            self.end()?;
+        self.end_last_superstep()?;
+        let Some(mut standby) = self.standby.take() else {
+            self.close(CLOSE_TIMEOUT);
             return Ok(None);
-        }
-        self.end_superstep(Ending::End)?;
-        if let Some(trace) = &self.trace {
-            trace.close(State::Ended);
-        }
+        };
         self.close_all_memory();
-        let carrier = self.carrier.take();
-        Ok(self.standby.take().map(|mut standby| {
-            standby.put_back(carrier);
-            *standby
-        }))
+        standby.put_back(self.carrier.take());
+        Ok(Some(*standby))
     }
 
     pub(super) fn end_superstep(&mut self, ending: Ending) -> Result<(), Failure> {

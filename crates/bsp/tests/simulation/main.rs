@@ -21,11 +21,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use carrier::{Outgoing, Pause, ROOM, RankState, SimulatedCarrier};
 use common::{Program, run_rank};
+use dipole_bsp::carrier::{Carrier, Connection};
 use dipole_bsp::superstep::node_map::NodeMap;
-use dipole_bsp::{Failure, Process};
+use dipole_bsp::{Decision, Failure, Process, Standby};
 use dipole_engine::AnyLink;
 use dipole_engine::{Blocked, Destination, Engine, LongSend, OperationStart};
 use dipole_link::sim::{Network, NetworkConfig, PathConfig};
+use dipole_model::Machine;
 use dipole_node::{Operation, RegionKey, Rights};
 use dipole_proto::{Config, EdgeId, Instant, PeerId};
 use rand::{Rng, SeedableRng};
@@ -377,8 +379,8 @@ struct RankThread {
 }
 
 impl RankThread {
-    /// Runs a program, and reports how it ended.
-    fn run(self, pauses: Sender<(u32, Pause)>, node_map: &NodeMap, program: &Program) {
+    /// Runs the sections of a program, and reports how it ended.
+    fn run(self, pauses: Sender<(u32, Pause)>, node_map: &NodeMap, sections: &[Section]) {
         let RankThread {
             rank,
             state,
@@ -396,14 +398,31 @@ impl RankThread {
         first.expect("the simulation begins");
         let clock = own();
         let size = u32::try_from(node_map.nodes()).expect("few");
-        let ended = catch_unwind(AssertUnwindSafe(|| {
-            let joined = Process::join(own(), rank, size, None, node_map)?;
-            run_rank(joined.expect("all take part"), |process| {
-                let compute = |superstep: usize| {
-                    clock.pause(Pause::Compute(skew[superstep]));
-                };
-                program.run(process, compute)
+        let run = |process: &mut Process<_>, program: &Program| {
+            program.run(process, |superstep| {
+                clock.pause(Pause::Compute(skew[superstep]));
             })
+        };
+        let ended = catch_unwind(AssertUnwindSafe(|| match sections {
+            [(_, program)] => {
+                let joined = Process::join(own(), rank, size, None, node_map)?;
+                run_rank(joined.expect("all take part"), |process| {
+                    run(process, program)
+                })
+            }
+            _ => {
+                let connection = Connection {
+                    carrier: own(),
+                    node_map: node_map.clone(),
+                    machine: Machine::default(),
+                    slots: None,
+                };
+                let standby = Standby::new(connection, rank, size);
+                match rank {
+                    0 => begin_sections(standby, sections, run),
+                    _ => join_sections(standby, sections, run),
+                }
+            }
         }));
         let pause = ended.map_or(Pause::Panicked, Pause::Ended);
         // The simulation may have panicked.
@@ -454,12 +473,72 @@ impl World {
     }
 }
 
+/// Number of ranks that take part, and what they run.
+type Section = (usize, Program);
+
+/// Runs one section. A rank that fails ends the program.
+fn run_section<C: Carrier>(
+    mut process: Process<C>,
+    body: impl FnOnce(&mut Process<C>) -> Result<(), Failure>,
+) -> Result<Standby<C>, Failure> {
+    let ended = body(&mut process).and_then(|()| process.end_section());
+    if ended.is_err() {
+        process.abort();
+    }
+    ended.map(|standby| standby.expect("the links are kept"))
+}
+
+/// Runs all sections as rank 0.
+fn begin_sections<C: Carrier>(
+    mut standby: Standby<C>,
+    sections: &[Section],
+    run: impl Fn(&mut Process<C>, &Program) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    for ((ranks, program), number) in sections.iter().zip(0..) {
+        let ranks = u32::try_from(*ranks).expect("few");
+        let process = standby.begin(Some(ranks), vec![number])?;
+        standby = run_section(process, |process| run(process, program))?;
+    }
+    standby.dismiss();
+    Ok(())
+}
+
+/// Runs the sections that rank 0 begins and this rank takes part in.
+fn join_sections<C: Carrier>(
+    mut standby: Standby<C>,
+    sections: &[Section],
+    run: impl Fn(&mut Process<C>, &Program) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    while let Decision::Section(process, name) = standby.wait()? {
+        let (_, program) = &sections[usize::from(name[0])];
+        standby = run_section(*process, |process| run(process, program))?;
+    }
+    Ok(())
+}
+
 /// Runs a program on a cluster that is derived from the seed. Returns the number of ranks, the rank
 /// that crashes, if any, and the result of each rank.
 fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Failure>>) {
+    run_sections(seed, 1, has_crash)
+}
+
+/// Like [`run`], with several sections, in which some of the ranks take part.
+fn run_sections(
+    seed: u64,
+    count: u64,
+    has_crash: bool,
+) -> (usize, Option<usize>, Vec<Result<(), Failure>>) {
     let mut rng = ChaCha8Rng::seed_from_u64(!seed);
     let size = rng.random_range(2..8_usize);
-    let program = Program::random(seed, size, 12);
+    let sections: Vec<Section> = match count {
+        1 => vec![(size, Program::random(seed, size, 12))],
+        _ => (0..count)
+            .map(|number| {
+                let ranks = rng.random_range(1..=size);
+                (ranks, Program::random(seed + number, ranks, 4))
+            })
+            .collect(),
+    };
     let network = random_network(seed, &mut rng);
     let (sender, pauses) = channel();
     let mut world = World {
@@ -482,8 +561,8 @@ fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Fail
         // Dropped if the simulation panics, so that the threads of the ranks end as well.
         let mut world = world;
         for thread in threads {
-            let (pauses, node_map, program) = (sender.clone(), &node_map, &program);
-            scope.spawn(move || thread.run(pauses, node_map, program));
+            let (pauses, node_map, sections) = (sender.clone(), &node_map, &sections);
+            scope.spawn(move || thread.run(pauses, node_map, sections));
         }
         world.run(seed);
         world.ranks
@@ -547,4 +626,37 @@ fn all_other_ranks_fail_when_one_crashes_and_none_continues_with_wrong_memory() 
         failed > 0 || std::env::var("DIPOLE_SEED").is_ok(),
         "no crash happened in time"
     );
+}
+
+#[test]
+fn messages_of_sections_never_mix_whatever_the_network_does() {
+    for seed in seeds(20) {
+        let (_, _, ended) = run_sections(seed, 4, false);
+        for (rank, result) in ended.iter().enumerate() {
+            assert!(
+                result.is_ok(),
+                "DIPOLE_SEED={seed}: rank {rank}: {result:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn no_rank_waits_for_a_section_after_one_has_crashed() {
+    for seed in seeds(20) {
+        let (_, victim, ended) = run_sections(seed, 4, true);
+        let victim = victim.expect("one crashes");
+        for (rank, result) in ended.iter().enumerate().filter(|(rank, _)| *rank != victim) {
+            assert!(
+                matches!(
+                    result,
+                    Ok(())
+                        | Err(Failure::Gone { .. }
+                            | Failure::Aborted { .. }
+                            | Failure::Unreachable { .. })
+                ),
+                "DIPOLE_SEED={seed}: rank {rank}: {result:?}"
+            );
+        }
+    }
 }

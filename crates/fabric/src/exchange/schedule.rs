@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::unexpected::ENTRY_BYTES;
+
 /// One in so many polls of shared memory also polls the network, even while messages arrive.
 const POLLS_PER_NETWORK_POLL: u32 = 64;
 /// After shared memory has been empty for this long, the network is polled as well.
@@ -9,8 +11,6 @@ const SHM_ONLY_TIME: Duration = Duration::from_micros(2);
 /// A program that only sends polls after so many bytes, so that receivers can
 /// [throttle](super::throttle) it.
 const SENT_BYTES_PER_POLL: usize = 1 << 20;
-/// Bytes that a message counts for in addition to its own.
-const MESSAGE_BYTES: usize = 192;
 /// Empty polls between two reads of the clock for the peer check.
 const POLLS_PER_CHECK: u32 = 4096;
 /// How often peers that something waits for are checked.
@@ -58,7 +58,7 @@ impl Schedule {
     /// Counts a message; true if the program has sent so much that a new round is due.
     #[inline]
     pub(super) fn count_sent(&mut self, bytes: usize) -> bool {
-        let counted = MESSAGE_BYTES.saturating_add(bytes);
+        let counted = ENTRY_BYTES.saturating_add(bytes);
         self.sent_bytes = self.sent_bytes.saturating_add(counted);
         self.sent_bytes >= SENT_BYTES_PER_POLL
     }

@@ -8,10 +8,11 @@
 use super::{Destination, Exchange, address};
 use crate::ffi::{AGAIN, Failure};
 use crate::name::{Name, number};
+use crate::unexpected::ENTRY_BYTES;
 use crate::wire::{Head, Kind};
 
 /// Longest message that is sent whole in any case: its offer would take as much memory.
-pub(super) const MAX_UNTHROTTLED_BYTES: usize = 192;
+pub(super) const MAX_UNTHROTTLED_BYTES: usize = ENTRY_BYTES;
 /// Copies of injected messages that a process keeps for throttling receivers.
 const MAX_INJECTED_BYTES: usize = 32 << 20;
 

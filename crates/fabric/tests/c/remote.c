@@ -35,7 +35,7 @@ static uint64_t own_key, other_key;
         }                                                                                          \
     } while (0)
 
-/* Makes a call, again and again while there is no room for it. */
+/* Repeats a call until it finds room. */
 #define did(call, what)                                                                           \
     do {                                                                                          \
         ssize_t result_;                                                                          \

@@ -439,7 +439,8 @@ impl Launch {
         }
     }
 
-    /// Leaves a note; returns whether it was written. Its receiver gives up after a while if it cannot be written.
+    /// Leaves a note; returns whether it was written. Its receiver gives up after a while if it cannot
+    /// be written.
     fn leave(&self, note: Note, content: &impl serde::Serialize) -> bool {
         let store = self.checkpoints.as_ref().map(|it| it.store());
         match store.map(|store| store.leave(note, content)) {
@@ -465,7 +466,6 @@ impl Launch {
 
     /// Handles the answer of a host to which ranks move.
     pub(super) fn on_target(&mut self, index: usize, hello: &Hello) {
-        let own = env!("CARGO_PKG_VERSION");
         let migration = self.attempt.migration.as_ref();
         let count = migration.and_then(|it| it.arrivals().get(&index).map(Vec::len));
         let Some(contact) = self.contacts.get_mut(&index) else {
@@ -473,11 +473,8 @@ impl Launch {
         };
         let host = contact.host.to_string();
         let allowed = hello.max_ranks.map(|max| max as usize);
-        if hello.version != own {
-            let version = &hello.version;
-            self.cancel_migration(&format!(
-                "{host}: its dipole is version {version}, not {own}"
-            ));
+        if let Some(reason) = hello.wrong_version() {
+            self.cancel_migration(&format!("{host}: {reason}"));
         } else if let Some(max) = allowed.filter(|max| count > Some(*max)) {
             self.cancel_migration(&format!("{host}: its owner allows {max} ranks"));
         } else {

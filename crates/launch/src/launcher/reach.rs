@@ -136,15 +136,13 @@ impl Launch {
                 else {
                     return;
                 };
-                let own = env!("CARGO_PKG_VERSION");
-                if hello.version == own {
+                if let Some(reason) = hello.wrong_version() {
+                    self.skip(index, &reason, failed);
+                } else {
                     contact.state = State::Ready;
                     contact.max_ranks = hello.max_ranks;
                     let node = contact.host.node.0;
                     self.event(json!({"event": "host", "node": node, "shim_pid": hello.pid}));
-                } else {
-                    let reason = format!("its dipole is version {}, not {own}", hello.version);
-                    self.skip(index, &reason, failed);
                 }
             }
             HostEvent::ByAgent(index) => self.set_reached_by_agent(index),

@@ -96,10 +96,8 @@ impl Launch {
         let (Some(due), Some(contact)) = (self.returning.remove(&number), contact) else {
             return;
         };
-        let own = env!("CARGO_PKG_VERSION");
-        if hello.version != own {
+        if let Some(reason) = hello.wrong_version() {
             contact.disconnect();
-            let reason = format!("its dipole is version {}, not {own}", hello.version);
             self.reschedule(due, &reason);
             return;
         }

@@ -1,7 +1,7 @@
 //! Ranks publish their addresses through their launcher, and read those of the others.
 //!
-//! Each rank publishes a [`BusinessCard`]: its node, the node's name, a free port for the directory and the
-//! addresses of this machine. From the cards all ranks derive the same list of nodes and the same
+//! Each rank publishes a [`BusinessCard`]: its node, the node's name, a free port for the directory and
+//! the addresses of this machine. From the cards all ranks derive the same list of nodes and the same
 //! address of each (`network.rs`). If no network has all nodes, each rank finds out which of its
 //! addresses leads to the others, and publishes it in a second round.
 //!

@@ -133,7 +133,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "answer-without-room-lost",
-        effect: "the answer to a peer's memory operation is dropped if there is no room for it",
+        effect: "the answer to a peer's memory operation is dropped if it finds no room",
         file: "crates/engine/src/send_answers.rs",
         suite: Suite::Node("try_again"),
         snippet: "Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => break false,",

@@ -139,13 +139,13 @@ impl<C: Carrier> Process<C> {
             Some((head, _)) if head.kind == Kind::Abort => Err(Failure::Aborted { rank: from }),
             // The acknowledgement by the link is all that the sender of a probe needs.
             Some((head, _)) if head.kind == Kind::Probe => Ok(()),
-            Some((head, _)) if head.kind == Kind::Start && self.standby.is_some() => {
-                if let Some(standby) = &mut self.standby {
-                    standby.keep(from, message);
+            Some((head, _)) => {
+                match &mut self.standby {
+                    Some(standby) if head.kind == Kind::Start => standby.keep(from, message),
+                    _ => self.exchange.accept(from, head, message)?,
                 }
                 Ok(())
             }
-            Some((head, _)) => Ok(self.exchange.accept(from, head, message)?),
             None => Err(Malformed.into()),
         }
     }
