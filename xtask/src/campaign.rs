@@ -53,7 +53,7 @@ impl Campaign {
             ],
             Campaign::Soak => vec![
                 Part {
-                    tests: &["two_thousand_seeds_violate_no_rule"],
+                    tests: &["seeds_violate_no_rule"],
                     knobs: &[("DIPOLE_SEEDS", "2000")],
                     seeded: true,
                     ..part("dipole-node", "simulation")

@@ -34,8 +34,7 @@ pub(crate) fn root() -> &'static Path {
 
 /// The cargo that runs this task, in the root directory.
 pub(crate) fn cargo() -> Command {
-    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(program);
+    let mut command = dipole_testbed::built::cargo();
     command.current_dir(root());
     command
 }

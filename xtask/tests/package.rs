@@ -183,7 +183,7 @@ fn the_package_is_installed_used_and_removed_in_a_clean_root() {
 
 /// The crates of the workspace by name, from cargo metadata.
 fn crates() -> BTreeMap<String, serde_json::Value> {
-    let facts = run(Command::new(env!("CARGO"))
+    let facts = run(dipole_testbed::built::cargo()
         .current_dir(root())
         .args(["metadata", "--format-version", "1", "--no-deps"])
         .args(["--offline", "--locked"]));
@@ -226,7 +226,7 @@ fn what_rust_programs_depend_on_can_be_published() {
     assert!(seen.contains("dipole-proto"), "{seen:?}");
     let place = tempfile::tempdir().expect("a directory");
     let packages = seen.iter().flat_map(|name| ["--package", name]);
-    run(Command::new(env!("CARGO"))
+    run(dipole_testbed::built::cargo()
         .current_dir(root())
         .args(["package", "--offline", "--locked", "--allow-dirty"])
         .args(["--no-verify", "--target-dir"])

@@ -32,15 +32,19 @@ fn interpreter() -> Option<PathBuf> {
     None
 }
 
-/// An interpreter that also has packages from the package index; `None` with a message if they
-/// cannot be installed. The environment is kept for later runs.
-fn interpreter_with(name: &str, packages: &[&str]) -> Option<PathBuf> {
-    // Several tests use the same environment, and one of them makes it.
+/// Packages for Dask, for arrays and for the type checker.
+const PACKAGES: &[&str] = &["distributed", "mypy", "numpy", "typing_extensions"];
+
+/// An interpreter that also has [`PACKAGES`]; `None` with a message if they cannot be installed.
+/// The environment is kept for later runs.
+fn interpreter_with_packages() -> Option<PathBuf> {
+    // Several tests use the environment, and one of them makes it.
     static MAKING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let python = interpreter()?;
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let (inside, complete) = (folder.join("bin/python"), folder.join(packages.join(",")));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("python");
+    let inside = folder.join("bin/python");
+    let complete = folder.join(PACKAGES.join(","));
     if complete.exists() {
         return Some(inside);
     }
@@ -49,11 +53,20 @@ fn interpreter_with(name: &str, packages: &[&str]) -> Option<PathBuf> {
         ran.is_ok_and(|status| status.success())
     };
     let make = ["-m", "venv", "--clear"];
-    let install = ["-m", "pip", "install", "--quiet", "--retries", "0"];
+    // Whatever is imported is compiled then; most of it is never imported.
+    let install = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-compile",
+        "--retries",
+        "0",
+    ];
     let is_made = succeeds(Command::new(python).args(make).arg(&folder))
-        && succeeds(Command::new(&inside).args(install).args(packages));
+        && succeeds(Command::new(&inside).args(install).args(PACKAGES));
     if !is_made {
-        eprintln!("SKIPPED: cannot install {} with pip", packages.join(", "));
+        eprintln!("SKIPPED: cannot install {} with pip", PACKAGES.join(", "));
         return None;
     }
     std::fs::write(complete, "").expect("a file");
@@ -154,7 +167,7 @@ fn clusters() {
 
 #[test]
 fn dask() {
-    if let Some(python) = interpreter_with("dask", &["distributed", "numpy"]) {
+    if let Some(python) = interpreter_with_packages() {
         passes_in(&python, "test_dask");
     }
 }
@@ -163,35 +176,30 @@ fn examples_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/python")
 }
 
-/// Packages for the type checker, which the package and its examples import.
-const TYPED: &[&str] = &["mypy", "numpy", "typing_extensions", "distributed"];
-
 #[test]
 fn types_of_the_package_and_of_examples() {
-    let Some(python) = interpreter_with("mypy", TYPED) else {
+    let Some(python) = interpreter_with_packages() else {
         return;
     };
-    let check = |source: &Path| {
-        let mut mypy = isolated_command(&python);
-        // NumPy declares its arrays as buffers for Python 3.12 and newer.
-        mypy.args(["-m", "mypy", "--strict", "--python-version", "3.12"]);
-        mypy.arg("--cache-dir");
-        mypy.arg(Path::new(env!("CARGO_TARGET_TMPDIR")).join("mypy-cache"));
-        mypy.env("MYPYPATH", env!("CARGO_MANIFEST_DIR"));
-        run(mypy.arg(source));
-    };
-    check(&Path::new(env!("CARGO_MANIFEST_DIR")).join("dipole"));
+    let mut mypy = isolated_command(&python);
+    // NumPy declares its arrays as buffers for Python 3.12 and newer.
+    mypy.args(["-m", "mypy", "--strict", "--python-version", "3.12"]);
+    mypy.arg("--cache-dir");
+    mypy.arg(Path::new(env!("CARGO_TARGET_TMPDIR")).join("mypy-cache"));
+    mypy.env("MYPYPATH", env!("CARGO_MANIFEST_DIR"));
+    mypy.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("dipole"));
     for entry in std::fs::read_dir(examples_folder()).expect("examples") {
         let path = entry.expect("an entry").path();
         if path.extension().is_some_and(|extension| extension == "py") {
-            check(&path);
+            mypy.arg(path);
         }
     }
+    run(&mut mypy);
 }
 
 #[test]
 fn tutorial() {
-    let Some(python) = interpreter_with("dask", &["distributed", "numpy"]) else {
+    let Some(python) = interpreter_with_packages() else {
         return;
     };
     let package = package();
@@ -202,8 +210,7 @@ fn tutorial() {
 
 #[test]
 fn examples() {
-    let with_packages = || interpreter_with("dask", &["distributed", "numpy"]);
-    let Some(python) = with_packages().or_else(interpreter) else {
+    let Some(python) = interpreter_with_packages().or_else(interpreter) else {
         return;
     };
     let package = package();

@@ -23,6 +23,20 @@ pub fn program(name: &str) -> PathBuf {
     build("echo_server", &["--bin", name]).join(name)
 }
 
+/// Cargo as the user would start it. The variables that cargo sets for tests are removed: some
+/// build scripts run again when one of them changes, and all that depends on them is built again.
+#[must_use]
+pub fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            cargo.env_remove(name);
+        }
+    }
+    cargo
+}
+
 /// Builds for the whole workspace, so that nothing which the test needed itself is built again with
 /// other features. Returns the profile's folder.
 fn build(example: &str, more: &[&str]) -> PathBuf {
@@ -32,7 +46,7 @@ fn build(example: &str, more: &[&str]) -> PathBuf {
         .find(|folder| folder.ends_with("deps"))
         .and_then(Path::parent)
         .expect("a test lies in the profile's folder");
-    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut build = cargo();
     build.args(["build", "--quiet", "--workspace", "--example", example]);
     build.args(more).arg("--manifest-path");
     build.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml"));

@@ -141,7 +141,7 @@ impl Suite {
             .env_remove("DIPOLE_SEED_FROM");
         match self {
             Suite::Simulator => command.args([
-                "two_thousand_seeds_violate_no_rule",
+                "seeds_violate_no_rule",
                 "seeds_that_once_violated_a_rule_pass",
                 "--nocapture",
             ]),

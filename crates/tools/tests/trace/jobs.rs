@@ -28,7 +28,7 @@ fn library(name: &str, package: &str) -> PathBuf {
     let built = deps.join(name);
     if !built.exists() {
         let profile = deps.parent().expect("a profile's folder");
-        let mut build = Command::new(env!("CARGO"));
+        let mut build = dipole_testbed::built::cargo();
         build.args(["build", "--quiet", "--package", package, "--manifest-path"]);
         build.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml"));
         build.arg("--target-dir");
