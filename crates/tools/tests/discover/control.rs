@@ -8,7 +8,7 @@ use dipole_testbed::Testbed;
 use crate::testbed::{Agent, Cluster, said};
 
 /// Long enough for a node that does not answer to be declared gone.
-const LONG: Duration = Duration::from_secs(15);
+const LONG: Duration = Duration::from_secs(8);
 
 fn two_networks() -> Option<Cluster> {
     Cluster::make(Testbed::builder().nodes(4).networks(2))
