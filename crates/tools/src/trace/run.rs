@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use dipole_bsp::trace::{Step, TraceFile, total};
 
+use super::cores::{self, CoreGroup};
+
 /// The trace files of all ranks of a run.
 pub(crate) struct Run<'a> {
     pub(crate) files: &'a [TraceFile],
@@ -11,6 +13,8 @@ pub(crate) struct Run<'a> {
     pub(crate) calls: Vec<String>,
     /// The supersteps that all ranks' files contain.
     pub(crate) supersteps: Vec<Superstep<'a>>,
+    /// Ranks that share cores.
+    pub(crate) groups: Vec<CoreGroup>,
 }
 
 /// A superstep. All lists are indexed by rank.
@@ -58,6 +62,7 @@ impl<'a> Run<'a> {
             files,
             calls,
             supersteps,
+            groups: cores::groups(files),
         }
     }
 
@@ -76,6 +81,13 @@ impl<'a> Run<'a> {
 
     pub(crate) fn ranks(&self) -> usize {
         self.files.len()
+    }
+
+    /// True if more packets were repeated than arrived twice. Otherwise they were only late.
+    pub(crate) fn has_loss(&self) -> bool {
+        let steps = || self.supersteps.iter().flat_map(|one| &one.steps);
+        let repeats = total(steps().map(|step| u64::from(step.repeats)));
+        repeats > total(steps().map(|step| u64::from(step.duplicates)))
     }
 }
 
