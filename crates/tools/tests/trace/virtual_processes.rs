@@ -4,7 +4,7 @@ use std::path::Path;
 
 use dipole_bsp::trace::{TraceFile, file_name};
 
-use crate::jobs::{Job, text};
+use crate::jobs::{Job, main_call, reasons, text};
 
 const RANKS: u32 = 64;
 
@@ -41,5 +41,25 @@ fn sixty_four_ranks_on_two_cores_wait_asleep_and_are_bound_evenly() {
     assert!(
         by_core.values().all(|ranks| *ranks == RANKS / cores),
         "{by_core:?}"
+    );
+}
+
+#[test]
+fn ranks_that_compute_on_one_core_are_reported_as_too_many() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/virtual.c");
+    let job = Job::compile(&source, &[]);
+    let mut command = job.command_with(8, &["--on", "1"], &["compute", "8", "160"]);
+    let output = command.output().expect("it starts");
+    assert!(output.status.success(), "{}", text(&output));
+    let summary = job.summary();
+    // Other programs may use the core as well, which is reported separately.
+    let reasons = reasons(main_call(&summary));
+    let named = reasons.iter().any(|reason| {
+        reason.starts_with("too many ranks: ") && reason.contains("8 ranks share 1 core of ")
+    });
+    assert!(named, "{summary:#}");
+    assert!(
+        !reasons.iter().any(|reason| reason.starts_with("slow rank")),
+        "{summary:#}"
     );
 }
