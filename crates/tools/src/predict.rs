@@ -240,18 +240,7 @@ fn supersteps(
     json: bool,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
-    let mut rows = table([
-        "link",
-        "p",
-        "l us",
-        "g ns/B",
-        "h",
-        "superstep us",
-        "all ms",
-        "95 %",
-        "speed-up",
-        "basis",
-    ]);
+    let mut rows = superstep_table();
     let mut is_empty = true;
     let own = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let cores = arguments.cores.unwrap_or(u32::try_from(own)?);
@@ -335,19 +324,7 @@ fn traced(
     let at_once = |p: u32| if is_one_node { p.min(cores) } else { p };
     let mut all = vec![program.ranks];
     all.extend(arguments.ranks.iter().filter(|p| **p != program.ranks));
-    let mut rows = table([
-        "link",
-        "p",
-        "supersteps",
-        "work ms",
-        "h kB",
-        "predicted ms",
-        "95 %",
-        "measured ms",
-        "off %",
-        "speed-up",
-        "basis",
-    ]);
+    let mut rows = program_table();
     for p in all {
         let parameters = machine
             .at(p)
@@ -470,6 +447,39 @@ impl Program {
             speed_up: alone_ns.filter(|_| ns > 0.0).map(|alone| alone / ns),
         }
     }
+}
+
+/// The table of equal supersteps.
+fn superstep_table() -> comfy_table::Table {
+    table([
+        "link",
+        "p",
+        "l us",
+        "g ns/B",
+        "h",
+        "superstep us",
+        "all ms",
+        "95 %",
+        "speed-up",
+        "basis",
+    ])
+}
+
+/// The table of a traced program.
+fn program_table() -> comfy_table::Table {
+    table([
+        "link",
+        "p",
+        "supersteps",
+        "work ms",
+        "h kB",
+        "predicted ms",
+        "95 %",
+        "measured ms",
+        "off %",
+        "speed-up",
+        "basis",
+    ])
 }
 
 fn interval((low, high): (f64, f64)) -> String {

@@ -6,7 +6,7 @@
 
 use dipole_bsp::trace::total;
 
-use super::cores::{CoreGroup, LostCores};
+use super::cores::{LostCores, crowded_words};
 use super::prediction::{awaited, awaited_words};
 use super::run::{Run, Superstep, float, greatest, is_at_least, milliseconds};
 
@@ -259,21 +259,4 @@ impl<'a> Losses<'a> {
         }
         Some(awaited_words(rank, share, self.run.files[0].header.nodes))
     }
-}
-
-/// More ranks than cores.
-pub(super) fn crowded_words(group: &CoreGroup, lost: &str) -> String {
-    let cores = match group.cores {
-        Some(1) => "1 core".to_owned(),
-        cores => format!("{} cores", cores.unwrap_or(0)),
-    };
-    format!(
-        "too many ranks: {lost} since {} ranks share {cores} of {}; start fewer ranks there, or use \
-         more nodes",
-        group.ranks.len(),
-        match group.host.as_str() {
-            "" => "a node",
-            host => host,
-        }
-    )
 }

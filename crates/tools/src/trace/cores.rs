@@ -1,8 +1,6 @@
 //! Ranks that share cores, and the time that they lose because of it.
 
-use dipole_bsp::trace::{TraceFile, total};
-
-use super::run::Superstep;
+use dipole_bsp::trace::{Step, TraceFile, total};
 
 /// Ranks of a node that share cores.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,35 +95,49 @@ fn shared_ns(demands: impl Iterator<Item = u64>, cores: usize) -> u64 {
     total(demands.into_iter().take(of_one_core))
 }
 
-impl Superstep<'_> {
-    /// How long the ranks computed, without the time in which they were preempted.
-    pub(crate) fn work_ns(&self) -> impl Iterator<Item = u64> {
-        self.steps.iter().map(|step| step.work_ns())
+/// Time of a superstep that was lost for want of cores; `steps` are by rank.
+pub(super) fn lost(steps: &[&Step], groups: &[CoreGroup]) -> LostCores {
+    let needed_ns = steps.iter().map(|step| step.work_ns()).max().unwrap_or(0);
+    let took_ns = steps
+        .iter()
+        .map(|step| step.compute_ns())
+        .max()
+        .unwrap_or(0);
+    let demand = |rank: &usize| {
+        let work_ns = steps[*rank].work_ns();
+        let cpu_ns = steps[*rank].cpu_ns;
+        cpu_ns.map_or(work_ns, |cpu_ns| cpu_ns.min(work_ns))
+    };
+    let crowded = groups.iter().filter(|group| group.is_crowded());
+    let shared = crowded.filter_map(|group| {
+        let demands = group.ranks.iter().map(demand);
+        Some(shared_ns(demands, group.cores?))
+    });
+    let shared_ns = shared
+        .max()
+        .unwrap_or(0)
+        .clamp(needed_ns, took_ns.max(needed_ns));
+    LostCores {
+        crowded_ns: shared_ns - needed_ns,
+        busy_ns: took_ns.saturating_sub(shared_ns),
     }
+}
 
-    /// Time that was lost for want of cores.
-    pub(crate) fn lost(&self, groups: &[CoreGroup]) -> LostCores {
-        let needed_ns = self.work_ns().max().unwrap_or(0);
-        let took_ns = self.slowest().1;
-        let demand = |rank: &usize| {
-            let step = self.steps[*rank];
-            let work_ns = step.work_ns();
-            step.cpu_ns.map_or(work_ns, |cpu_ns| cpu_ns.min(work_ns))
-        };
-        let crowded = groups.iter().filter(|group| group.is_crowded());
-        let shared = crowded.filter_map(|group| {
-            let demands = group.ranks.iter().map(demand);
-            Some(shared_ns(demands, group.cores?))
-        });
-        let shared_ns = shared
-            .max()
-            .unwrap_or(0)
-            .clamp(needed_ns, took_ns.max(needed_ns));
-        LostCores {
-            crowded_ns: shared_ns - needed_ns,
-            busy_ns: took_ns.saturating_sub(shared_ns),
+/// More ranks than cores.
+pub(super) fn crowded_words(group: &CoreGroup, lost: &str) -> String {
+    let cores = match group.cores {
+        Some(1) => "1 core".to_owned(),
+        cores => format!("{} cores", cores.unwrap_or(0)),
+    };
+    format!(
+        "too many ranks: {lost} since {} ranks share {cores} of {}; start fewer ranks there, or use \
+         more nodes",
+        group.ranks.len(),
+        match group.host.as_str() {
+            "" => "a node",
+            host => host,
         }
-    }
+    )
 }
 
 #[cfg(test)]

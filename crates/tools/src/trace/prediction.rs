@@ -6,7 +6,7 @@ use dipole_model::Profile;
 use dipole_model::{Basis, Machine, Parameters, Sums, half_width};
 use serde::Serialize;
 
-use super::causes::crowded_words;
+use super::cores::crowded_words;
 use super::run::{Run, Superstep, float, is_at_least, milliseconds};
 
 /// Number of deviations that are printed.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use dipole_bsp::trace::{Step, TraceFile, total};
 
-use super::cores::{self, CoreGroup};
+use super::cores::{self, CoreGroup, LostCores};
 
 /// The trace files of all ranks of a run.
 pub(crate) struct Run<'a> {
@@ -120,6 +120,16 @@ fn volumes(steps: &[&Step]) -> (Vec<u64>, Vec<u64>) {
 impl Superstep<'_> {
     pub(crate) fn compute_ns(&self) -> impl Iterator<Item = u64> {
         self.steps.iter().map(|step| step.compute_ns())
+    }
+
+    /// How long the ranks computed, without the time in which they were preempted.
+    pub(crate) fn work_ns(&self) -> impl Iterator<Item = u64> {
+        self.steps.iter().map(|step| step.work_ns())
+    }
+
+    /// Time that was lost for want of cores.
+    pub(crate) fn lost(&self, groups: &[CoreGroup]) -> LostCores {
+        cores::lost(&self.steps, groups)
     }
 
     /// The rank that computed longest, and how long.

@@ -325,7 +325,7 @@ fn the_report_names_the_same_causes_and_each_function_has_its_ranks() {
     let ranks = call["ranks"].as_array().expect("a list");
     assert_eq!(ranks.len(), RANKS as usize);
     let number = |rank: usize, name: &str| ranks[rank][name].as_u64().expect("a number");
-    // Half of the supersteps took 60 ms longer, and none of that was work.
+    // Half of the supersteps took 60 ms longer with the same work.
     let waited = number(6, "compute_ns") - number(6, "work_ns");
     assert_eq!(waited, u64::from(STEPS) / 2 * 60 * MS);
     assert_eq!(number(5, "compute_ns"), number(5, "work_ns"));
