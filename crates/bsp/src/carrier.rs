@@ -13,6 +13,17 @@ use dipole_node::job::Job;
 
 use crate::failure::Failure;
 
+/// Packets of a link, counted since the program began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkCounters {
+    /// Packets sent again.
+    pub repeats: u64,
+    /// Packets received that had arrived before.
+    pub duplicates: u64,
+    /// Packets that only requested an acknowledgement.
+    pub ack_requests: u64,
+}
+
 pub use connection::Connection;
 pub(crate) use connection::job;
 pub use endpoint::Endpoints;
@@ -108,9 +119,9 @@ pub trait Carrier {
         "other"
     }
 
-    /// Packets sent again so far, and packets that only requested an acknowledgement.
-    fn counters(&self) -> (u64, u64) {
-        (0, 0)
+    /// The link's packet counters so far.
+    fn counters(&self) -> LinkCounters {
+        LinkCounters::default()
     }
 
     /// Waits until no bytes of remote writes are needed, because the program ends with an error.
@@ -250,10 +261,10 @@ impl Carrier for AnyCarrier {
         }
     }
 
-    fn counters(&self) -> (u64, u64) {
+    fn counters(&self) -> LinkCounters {
         match self {
             AnyCarrier::Endpoints(endpoints) => endpoints.counters(),
-            AnyCarrier::None | AnyCarrier::Tcp(_) => (0, 0),
+            AnyCarrier::None | AnyCarrier::Tcp(_) => LinkCounters::default(),
         }
     }
 

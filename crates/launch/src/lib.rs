@@ -14,6 +14,7 @@
 pub mod call;
 pub mod load;
 
+mod binding;
 mod budget;
 mod descendants;
 mod guard;
@@ -50,6 +51,7 @@ pub use mpi::installed_provider;
 pub use reach::{ReachArgs, reach};
 pub use shim::{ShimArgs, shim};
 
+use binding::Binding;
 use output::Style;
 
 /// Start a program as the ranks of a job, here or on several hosts
@@ -116,10 +118,8 @@ pub struct RunArgs {
     restarts: u32,
     #[command(flatten)]
     checkpoints: launcher::CheckpointArgs,
-    /// Give each rank an equal share of its host's cores, and print it; other jobs are not
-    /// considered
-    #[arg(long)]
-    bind: bool,
+    #[command(flatten)]
+    binding: Binding,
     /// Program and arguments; `: -n P PROG` after them adds ranks of another program
     #[arg(
         value_name = "PROG",

@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::io::{self, BufRead, Read, Write};
 use std::path::PathBuf;
 
+use crate::binding::Binding;
 use rustix::process::WaitStatus;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -45,8 +46,8 @@ pub(super) struct Start {
     pub(super) ranks: Vec<RankStart>,
     /// The programs, each with its arguments.
     pub(super) commands: Vec<Vec<OsString>>,
-    /// Bind each rank to its own cores.
-    pub(super) bind: bool,
+    /// Cores that ranks are bound to.
+    pub(super) binding: Binding,
     /// Variables that are the same for all ranks of the host.
     pub(super) environment: BTreeMap<String, OsString>,
     pub(super) directory: PathBuf,

@@ -4,6 +4,7 @@
 //! It exchanges messages over its standard input and output. End of input, death of the guard and a
 //! request of the launcher have the same effect: all processes below this one are killed.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -179,10 +180,7 @@ impl HostRanks {
             let _ = self.outbox.send(ToLauncher::Refused { reason, status });
             return Ok(());
         }
-        let cores = match start.bind {
-            true => Some(self.bind(start)?),
-            false => None,
-        };
+        let cores = self.bind(start)?;
         for rank in &start.ranks {
             let mut command = rank_command(start, rank, cores.as_deref())?;
             for (name, file) in [(variables::HOSTS, &hosts), (variables::KEY, &key)] {
@@ -249,28 +247,15 @@ impl HostRanks {
         Ok(())
     }
 
-    /// Reports which rank gets which cores; returns all usable cores.
-    fn bind(&self, start: &Start) -> io::Result<Vec<usize>> {
+    /// Reports which rank gets which cores; returns the cores of this host, if ranks are bound.
+    fn bind(&self, start: &Start) -> io::Result<Option<Vec<usize>>> {
         let usable = sched_getaffinity(None)?;
-        let cores: Vec<usize> = (0..CpuSet::MAX_CPU)
-            .filter(|core| usable.is_set(*core))
-            .collect();
-        let shares = start.ranks.iter().map(|one| {
-            let share = listed(share(&cores, one.local));
-            format!("rank {} on {share}", one.rank)
-        });
-        let shares: Vec<String> = shares.collect();
-        let is_oversubscribed = start
-            .ranks
-            .iter()
-            .any(|one| one.local.count as usize > cores.len());
-        let remark = match is_oversubscribed {
-            true => "; there are more ranks than cores, so some share one",
-            false => "",
+        let usable = (0..CpuSet::MAX_CPU).filter(|core| usable.is_set(*core));
+        let Some(cores) = start.binding.cores(usable.collect()) else {
+            return Ok(None);
         };
-        let text = format!("bound to cores: {}{remark}", shares.join(", "));
-        let _ = self.outbox.send(ToLauncher::Warning(text));
-        Ok(cores)
+        let _ = self.outbox.send(ToLauncher::Warning(bound(start, &cores)));
+        Ok(Some(cores))
     }
 
     fn forward(&mut self, rank: u32, stream: Stream, from: impl Read + Send + 'static) {
@@ -383,6 +368,32 @@ fn missing_program(start: &Start, directory: Option<&Path>) -> io::Result<Option
         command.and_then(|words| words.first())
     });
     Ok(programs.find_map(|program| program::why_not(program, &directory, search.as_deref())))
+}
+
+/// The cores of each rank as text. Ranks that share a core are listed by core.
+fn bound(start: &Start, cores: &[usize]) -> String {
+    let is_crowded = |one: &RankStart| one.local.count as usize > cores.len();
+    if !start.ranks.iter().any(is_crowded) {
+        let shares = start.ranks.iter().map(|one| {
+            let share = listed(share(cores, one.local));
+            format!("rank {} on {share}", one.rank)
+        });
+        return format!("bound to cores: {}", shares.collect::<Vec<_>>().join(", "));
+    }
+    let mut by_core: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for one in &start.ranks {
+        let ranks = by_core.entry(listed(share(cores, one.local))).or_default();
+        ranks.push(one.rank.to_string());
+    }
+    let shares = by_core.iter().map(|(core, ranks)| match &ranks[..] {
+        [one] => format!("rank {one} on {core}"),
+        [first, .., last] => format!("ranks {first} to {last} on {core}"),
+        [] => String::new(),
+    });
+    format!(
+        "bound to cores: {}; there are more ranks than cores, so some share one",
+        shares.collect::<Vec<_>>().join(", ")
+    )
 }
 
 /// The command of a rank; `cores` are those of the host if ranks are bound.

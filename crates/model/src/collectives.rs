@@ -130,6 +130,8 @@ mod tests {
             p: size,
             l_ns: bytes * 0.25,
             g_ns_per_byte: 0.25,
+            l_ci_ns: 0.0,
+            g_sd: 0.0,
             s_mflops: 1000.0,
             basis: Basis::Measured,
         };

@@ -33,6 +33,10 @@ pub struct Parameters {
     pub l_ns: f64,
     /// Additional time per byte of the h-relation.
     pub g_ns_per_byte: f64,
+    /// Half the width of the 95 % confidence interval of `l_ns`.
+    pub l_ci_ns: f64,
+    /// Standard deviation of `g_ns_per_byte`.
+    pub g_sd: f64,
     /// Speed of a rank in Mflop/s.
     pub s_mflops: f64,
     /// Origin of the parameters: measured or interpolated.
@@ -135,11 +139,15 @@ fn line(one: &Cost, other: &Cost, p: u32, basis: Basis) -> Parameters {
         false => 0.0,
     };
     let at = |from: f64, to: f64, least: f64| (from + (to - from) * part).max(least);
+    // Errors of the two ends are independent, and grow with the distance beyond them.
+    let apart = |from: f64, to: f64| (from * (1.0 - part)).hypot(to * part);
     let slow = one.s_mflops.min(other.s_mflops);
     Parameters {
         p,
         l_ns: at(one.l_ns, other.l_ns, 0.0),
         g_ns_per_byte: at(one.g_ns_per_byte, other.g_ns_per_byte, 0.0),
+        l_ci_ns: apart(one.l_ci_ns, other.l_ci_ns),
+        g_sd: apart(one.g_sd, other.g_sd),
         s_mflops: at(one.s_mflops, other.s_mflops, slow * 1e-3),
         basis,
     }
@@ -189,6 +197,9 @@ mod tests {
         let sixteen = machine().at(16).expect("beyond");
         assert_eq!((sixteen.l_ns, sixteen.g_ns_per_byte), (9000.0, 7.0));
         assert_eq!(sixteen.basis, Basis::Beyond(4, 8));
+        // Twice the distance: 8 has three times its error, and 4 twice its own.
+        assert!((sixteen.l_ci_ns - 13_f64.sqrt()).abs() < 1e-9);
+        assert!(three.l_ci_ns < 1.0 && sixteen.g_sd > 0.3);
         let one = machine().at(1).expect("beyond");
         assert_eq!((one.l_ns, one.g_ns_per_byte), (0.0, 1.0));
         assert_eq!(one.basis, Basis::Beyond(2, 4));

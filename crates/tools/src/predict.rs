@@ -240,17 +240,7 @@ fn supersteps(
     json: bool,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
-    let mut rows = table([
-        "link",
-        "p",
-        "l us",
-        "g ns/B",
-        "h",
-        "superstep us",
-        "all ms",
-        "speed-up",
-        "basis",
-    ]);
+    let mut rows = superstep_table();
     let mut is_empty = true;
     let own = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let cores = arguments.cores.unwrap_or(u32::try_from(own)?);
@@ -279,6 +269,8 @@ fn supersteps(
                     "superstep_ns": told.superstep_ns,
                     "supersteps": arguments.supersteps,
                     "ns": told.ns,
+                    "low_ns": told.interval.0,
+                    "high_ns": told.interval.1,
                     "speed_up": told.speed_up,
                 });
                 writeln!(out, "{line}")?;
@@ -292,6 +284,7 @@ fn supersteps(
                 format!("{:.0}", told.h_bytes),
                 us(told.superstep_ns),
                 format!("{:.3}", told.ns * 1e-6),
+                interval(told.interval),
                 told.speed_up
                     .map_or("-".to_owned(), |it| format!("{it:.2}")),
                 basis(parameters.basis),
@@ -308,7 +301,7 @@ fn supersteps(
     if !json {
         writeln!(
             out,
-            "{rows}\na superstep is w + g h + l; speed-up: relative to the computation by a single rank"
+            "{rows}\na superstep is w + g h + l; 95 %: interval of all, by the measured spread of l and g; speed-up: relative to the computation by a single rank"
         )?;
     }
     Ok(ExitCode::SUCCESS)
@@ -331,23 +324,16 @@ fn traced(
     let at_once = |p: u32| if is_one_node { p.min(cores) } else { p };
     let mut all = vec![program.ranks];
     all.extend(arguments.ranks.iter().filter(|p| **p != program.ranks));
-    let mut rows = table([
-        "link",
-        "p",
-        "supersteps",
-        "work ms",
-        "h kB",
-        "predicted ms",
-        "measured ms",
-        "off %",
-        "speed-up",
-        "basis",
-    ]);
+    let mut rows = program_table();
     for p in all {
         let parameters = machine
             .at(p)
             .ok_or_else(|| no_measurement(p, &program.link))?;
-        let forecast = program.forecast(parameters, (at_once(program.ranks), at_once(p)));
+        let forecast = program.forecast(
+            parameters,
+            machine.at(program.ranks),
+            (at_once(program.ranks), at_once(p)),
+        );
         let measured_ns = (p == program.ranks).then(|| program.took_ns());
         let off = measured_ns.map(|took| (forecast.ns / took - 1.0) * 100.0);
         if json {
@@ -360,6 +346,8 @@ fn traced(
                 "work_ns": forecast.work_ns,
                 "h_bytes": forecast.h_bytes,
                 "ns": forecast.ns,
+                "low_ns": forecast.interval.map(|(low, _)| low),
+                "high_ns": forecast.interval.map(|(_, high)| high),
                 "measured_ns": measured_ns,
                 "off_percent": off,
                 "speed_up": forecast.speed_up,
@@ -375,6 +363,7 @@ fn traced(
             format!("{:.3}", forecast.work_ns * 1e-6),
             format!("{:.1}", forecast.h_bytes * 1e-3),
             format!("{:.3}", forecast.ns * 1e-6),
+            forecast.interval.map_or("unknown".to_owned(), interval),
             or(measured_ns.map(|ns| format!("{:.3}", ns * 1e-6))),
             or(off.map(|off| format!("{off:+.1}"))),
             format!("{:.2}", forecast.speed_up),
@@ -385,7 +374,8 @@ fn traced(
         writeln!(
             out,
             "{rows}\nsums over supersteps; other numbers of ranks share computation and h as they are, with \
-             their imbalance; speed-up: relative to the computation by a single rank"
+             their imbalance; 95 %: interval of runs on the machine as calibrated or as during the traced run; \
+             speed-up: relative to the computation by a single rank"
         )?;
     }
     Ok(ExitCode::SUCCESS)
@@ -413,6 +403,8 @@ struct Program {
     h_bytes: f64,
     superstep_ns: f64,
     ns: f64,
+    /// Interval of `ns` that the uncertainty of l and g causes.
+    interval: (f64, f64),
     speed_up: Option<f64>,
 }
 
@@ -446,13 +438,52 @@ impl Program {
         let superstep_ns =
             parameters.superstep_ns(work_ns / f64::from(at_once) / supersteps.max(1.0), h_bytes);
         let ns = superstep_ns * supersteps;
+        let half_ns = parameters.half_width_ns(supersteps, h_bytes * supersteps);
         Program {
             h_bytes,
             superstep_ns,
             ns,
+            interval: ((ns - half_ns).max(0.0), ns + half_ns),
             speed_up: alone_ns.filter(|_| ns > 0.0).map(|alone| alone / ns),
         }
     }
+}
+
+/// The table of equal supersteps.
+fn superstep_table() -> comfy_table::Table {
+    table([
+        "link",
+        "p",
+        "l us",
+        "g ns/B",
+        "h",
+        "superstep us",
+        "all ms",
+        "95 %",
+        "speed-up",
+        "basis",
+    ])
+}
+
+/// The table of a traced program.
+fn program_table() -> comfy_table::Table {
+    table([
+        "link",
+        "p",
+        "supersteps",
+        "work ms",
+        "h kB",
+        "predicted ms",
+        "95 %",
+        "measured ms",
+        "off %",
+        "speed-up",
+        "basis",
+    ])
+}
+
+fn interval((low, high): (f64, f64)) -> String {
+    format!("{:.3}..{:.3}", low * 1e-6, high * 1e-6)
 }
 
 fn us(ns: f64) -> String {

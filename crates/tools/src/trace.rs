@@ -4,6 +4,8 @@
 //! as long as its slowest rank, and communicates as long as the rank that waited least. Only the
 //! timeline compares clocks.
 
+mod causes;
+mod cores;
 mod figure;
 mod files;
 #[cfg(test)]
@@ -57,6 +59,9 @@ pub(crate) struct TraceArgs {
     /// Only supersteps FIRST to LAST, as FIRST..LAST; the program's first is 0
     #[arg(long, value_name = "FIRST..LAST", value_parser = range)]
     steps: Option<(u32, u32)>,
+    /// Also print the times of each rank below this function of the call graph, or call as FILE:LINE
+    #[arg(long, value_name = "NAME")]
+    below: Option<String>,
 }
 
 pub(crate) fn range(text: &str) -> Result<(u32, u32), String> {
@@ -99,7 +104,13 @@ pub(crate) fn execute(
     }
     match json {
         true => writeln!(out, "{}", line(&summary))?,
-        false => fitted(out, |text| print(&summary, text))?,
+        false => fitted(out, |text| {
+            print(&summary, text)?;
+            match &arguments.below {
+                Some(name) => ranks(&summary, name, text),
+                None => Ok(()),
+            }
+        })?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -111,9 +122,9 @@ fn tell_waits(
     json: bool,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
-    if arguments.html.is_some() || arguments.steps.is_some() {
+    if arguments.html.is_some() || arguments.steps.is_some() || arguments.below.is_some() {
         return Err(
-            "--html and --steps are for programs in supersteps; these files are of programs that \
+            "--html, --steps and --below are for programs in supersteps; these files are of programs that \
              use endpoints or MPI"
                 .into(),
         );
@@ -235,25 +246,106 @@ fn tree(summary: &Summary, out: &mut dyn Write) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The times of each rank below a function (thesis, figure 6.9).
+fn ranks(summary: &Summary, name: &str, out: &mut dyn Write) -> Result<(), Failure> {
+    let rows = summary.tree.rows();
+    let found: Vec<_> = rows.iter().filter(|(.., node)| node.name == name).collect();
+    if found.is_empty() {
+        return Err(format!(
+            "the call graph has no {name}; its functions and calls are in the table of functions, such \
+             as {}",
+            summary.tree.name
+        )
+        .into());
+    }
+    for (.., node) in found {
+        let mut rows = table([
+            "rank",
+            "compute ms",
+            "without a core ms",
+            "in calls ms",
+            "waited ms",
+            "out kB",
+            "in kB",
+        ]);
+        for (rank, part) in node.ranks.iter().enumerate() {
+            rows.add_row([
+                rank.to_string(),
+                milliseconds(part.compute_ns),
+                milliseconds(part.compute_ns.saturating_sub(part.work_ns)),
+                milliseconds(part.in_calls_ns),
+                milliseconds(part.waited_ns),
+                format!("{:.1}", float(part.sent_bytes) / 1e3),
+                format!("{:.1}", float(part.received_bytes) / 1e3),
+            ]);
+        }
+        let rows = fit(&rows, columns());
+        writeln!(
+            out,
+            "ranks below {name}, {} supersteps\n{rows}",
+            node.supersteps
+        )?;
+    }
+    Ok(())
+}
+
 fn deviations(summary: &Summary, out: &mut dyn Write) -> Result<(), Failure> {
     let predictions = &summary.predictions;
     writeln!(
         out,
-        "predicted by {}: {:.3} ms in all, measured {:.3} ms",
+        "predicted by {}: {:.3} ms in all{}, measured {:.3} ms",
         predictions.basis,
         predictions.predicted_ns * 1e-6,
+        predictions.interval_text(),
         predictions.measured_ns * 1e-6
     )?;
     for one in predictions.largest.iter().take(MOST_DEVIATIONS) {
         writeln!(
             out,
-            "superstep {} ({}): {:.3} ms, predicted {:.3}: {}",
+            "superstep {} ({}): {:.3} ms, predicted {:.3}, balanced {:.3}: {}",
             one.superstep,
             one.call,
             one.measured_ns * 1e-6,
             one.predicted_ns * 1e-6,
+            one.balanced_ns * 1e-6,
             one.reason
         )?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use dipole_bsp::trace::{Header, Site, State, TraceFile};
+
+    /// A file of a rank without supersteps.
+    pub(super) fn file(rank: u32) -> TraceFile {
+        TraceFile {
+            header: Header {
+                state: State::Ended,
+                rank,
+                size: 3,
+                nodes: 1,
+                leader: 0,
+                first: 1,
+                run: 5,
+                begun_ns: 0,
+                begun_unix_ns: 0,
+                link: "shm".into(),
+                host: String::new(),
+                cores: Vec::new(),
+                quota: 0,
+            },
+            sites: vec![Site {
+                call: "bsp_sync".into(),
+                file: "a/lu.c".into(),
+                line: 30,
+            }],
+            modules: Vec::new(),
+            stacks: Vec::new(),
+            steps: Vec::new(),
+            is_wrapped: false,
+            damaged_blocks: 0,
+        }
+    }
 }

@@ -27,8 +27,12 @@ pub enum JobError {
     Start { program: String, cause: io::Error },
     #[error("cannot prepare the job: {0}")]
     Prepare(io::Error),
-    #[error("timed out after {} s and was killed", .0.as_secs())]
-    Late(Duration),
+    #[error("timed out after {} s and was killed; {progress}; {words}", .limit.as_secs())]
+    Late {
+        limit: Duration,
+        progress: String,
+        words: String,
+    },
     #[error("exited with {status}: {words}")]
     Ended { status: String, words: String },
 }
@@ -154,7 +158,11 @@ impl Job<'_> {
         drop(inbox);
         let _a_panicked_reader_has_sent_nothing = reader.join();
         match (is_late, status.success()) {
-            (true, _) => Err(JobError::Late(self.plan.limit)),
+            (true, _) => Err(JobError::Late {
+                limit: self.plan.limit,
+                progress: progress(&results),
+                words: last_words(copy),
+            }),
             (false, false) => Err(JobError::Ended {
                 status: status.to_string(),
                 words: last_words(copy),
@@ -225,6 +233,21 @@ impl Contender for Dipole {
             command.args(["--bare", &job.bare()?]);
         }
         Ok(command)
+    }
+}
+
+/// How far a job came before it was killed.
+fn progress(results: &[RankOutput]) -> String {
+    let samples = results.iter().filter_map(|result| match result {
+        RankOutput::Sample(sample) => Some(sample),
+        RankOutput::Packets { .. } => None,
+    });
+    match samples.last() {
+        None => "no rank had measured anything".to_owned(),
+        Some(sample) => format!(
+            "rank {} had measured {:?} of {} bytes, and the measurement after it did not end",
+            sample.rank, sample.what, sample.bytes
+        ),
     }
 }
 

@@ -261,10 +261,16 @@ pub fn calibrate(
     let wide = false;
     let output = &mut Output { json, wide, out };
     let testbed = Testbed::create(On::Node)?;
-    let (rows, has_failed) = measure(arguments, &testbed, &[], output)?;
+    let saves = !arguments.check && !arguments.quick;
+    // A job that fails later, or the end of this process, costs no earlier measurement.
+    let keep = |row: &Row| match saves {
+        true => save(std::slice::from_ref(row)).map(drop),
+        false => Ok(()),
+    };
+    let (rows, has_failed) = measure(arguments, &testbed, &[], &keep, output)?;
     if arguments.check {
         check(&rows, output)?;
-    } else if !arguments.quick {
+    } else if saves {
         for file in save(&rows)? {
             output.remark(&format!("saved in {}", file.display()))?;
         }
@@ -275,7 +281,11 @@ pub fn calibrate(
     }
 }
 
-/// Measures Dipole and other contenders and prints the results. True if a measurement failed.
+/// Keeps a row of one contender, which later rounds may replace.
+pub type Keep<'a> = &'a dyn Fn(&Row) -> Result<(), ProfileError>;
+
+/// Measures Dipole and other contenders and prints the results. True if a measurement failed. `keep`
+/// gets the row of a contender after each of its jobs.
 ///
 /// # Errors
 /// Nothing could be measured, or the results cannot be written.
@@ -283,6 +293,7 @@ pub fn measure(
     arguments: &SuperstepsArgs,
     testbed: &Testbed,
     others: &[Box<dyn Contender>],
+    keep: Keep<'_>,
     output: &mut Output<'_>,
 ) -> Result<(Vec<Row>, bool), Box<dyn Error>> {
     let why_not = Network::why_not();
@@ -304,6 +315,7 @@ pub fn measure(
         network: network.as_ref(),
         cores,
         others,
+        keep,
     };
     let mut cache_line_ns = Vec::new();
     let (mut rows, mut failures) = (Vec::new(), 0);
@@ -438,6 +450,7 @@ struct Run<'a> {
     network: Option<&'a Network>,
     cores: Cores,
     others: &'a [Box<dyn Contender>],
+    keep: Keep<'a>,
 }
 
 /// The measurements of one contender over one link.
@@ -476,7 +489,12 @@ impl Run<'_> {
                     cores,
                 };
                 match job.run(series.contender) {
-                    Ok(output) => series.output.extend(output),
+                    Ok(output) => {
+                        series.output.extend(output);
+                        if let Some(row) = self.row(series, ranks, cores) {
+                            (self.keep)(&row)?;
+                        }
+                    }
                     Err(error) => {
                         failures += 1;
                         series.has_failed = true;
@@ -487,16 +505,7 @@ impl Run<'_> {
         }
         let mut rows = Vec::new();
         for series in &all {
-            let place = self.place(series.link, ranks);
-            let configuration = row::Configuration {
-                subject: series.contender.name(),
-                p: ranks,
-                nodes: place.nodes(ranks),
-                link: series.link,
-                testbed: place.name(series.link),
-                is_bound: !cores.is_empty(),
-            };
-            let row = Row::of(&series.output, &configuration);
+            let row = self.row(series, ranks, cores);
             if row.is_none() && !series.has_failed {
                 failures += 1;
                 series.report(ranks, "the ranks ended early without an error");
@@ -504,6 +513,20 @@ impl Run<'_> {
             rows.extend(row);
         }
         Ok((rows, failures))
+    }
+
+    /// The result of all jobs of a series so far.
+    fn row(&self, series: &Series<'_>, ranks: u32, cores: &[usize]) -> Option<Row> {
+        let place = self.place(series.link, ranks);
+        let configuration = row::Configuration {
+            subject: series.contender.name(),
+            p: ranks,
+            nodes: place.nodes(ranks),
+            link: series.link,
+            testbed: place.name(series.link),
+            is_bound: !cores.is_empty(),
+        };
+        Row::of(&series.output, &configuration)
     }
 
     fn place(&self, link: Link, ranks: u32) -> Place<'_> {

@@ -326,14 +326,18 @@ impl Rank<'_> {
             _ => None,
         };
         self.area.sync()?;
+        let sides = format!("rank 0 at {lead} and rank 1 at {follow}");
+        let named = |cause: io::Error| format!("rank {rank}: datagrams of {sides}: {cause}");
         let rounds = MOST_EACH + 1;
-        match socket {
+        // Sockets stay open until all ranks are done: on a busy machine one side gives up waiting while
+        // the other still sends, which must not be refused.
+        match &socket {
             Some(socket) if rank == 0 => {
-                socket.connect(follow)?;
+                socket.connect(follow).map_err(named)?;
                 for _ in 0..rounds {
                     let begun = Instant::now();
-                    socket.send(&[0; 64])?;
-                    if await_datagram(&socket)?.is_some() {
+                    socket.send(&[0; 64]).map_err(named)?;
+                    if await_datagram(socket).map_err(named)?.is_some() {
                         let took = as_float(nanoseconds(begun.elapsed()));
                         sample.ns.push(took / 2.0);
                     }
@@ -344,8 +348,8 @@ impl Rank<'_> {
             }
             Some(socket) => {
                 for _ in 0..rounds {
-                    if let Some(from) = await_datagram(&socket)? {
-                        socket.send_to(&[0; 64], from)?;
+                    if let Some(from) = await_datagram(socket).map_err(named)? {
+                        socket.send_to(&[0; 64], from).map_err(named)?;
                     }
                 }
             }

@@ -9,7 +9,7 @@ use dipole_node::{Completion, CompletionQueue, Config, Edge, Endpoint, Message, 
 use dipole_node::{Links, Operation, ReceiveError, Region, RegionKey, RegionMemory, Rights};
 use rustc_hash::FxHashMap;
 
-use super::Carrier;
+use super::{Carrier, LinkCounters};
 use crate::failure::Failure;
 use crate::superstep::message::{Head, Kind};
 
@@ -289,9 +289,17 @@ impl Carrier for Endpoints {
         self.link
     }
 
-    fn counters(&self) -> (u64, u64) {
+    fn counters(&self) -> LinkCounters {
         let protocol = self.node.stats().protocol;
-        (protocol.repeats, protocol.ack_requests)
+        LinkCounters {
+            repeats: protocol.repeats,
+            duplicates: protocol
+                .drops()
+                .filter(|(reason, _)| reason.name() == "duplicate")
+                .map(|(_, count)| count)
+                .sum(),
+            ack_requests: protocol.ack_requests,
+        }
     }
 
     fn reclaim_memory(&mut self) {

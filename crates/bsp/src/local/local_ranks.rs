@@ -18,8 +18,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Polls of a word before the rank yields its core, if each rank has a core.
 const SPINS: u32 = 300;
-/// Times that it yields its core before it sleeps.
+/// Times that it yields its core before it sleeps, if each rank has a core. Ranks that share cores
+/// yield less, so that together they take little of the time of those that compute.
 const YIELDS: u32 = 200;
+/// Least number of times that it yields.
+const LEAST_YIELDS: u32 = 2;
 /// Longest window. It takes address space; memory is used only where it is written.
 const WINDOW_BYTES: usize = 1 << 36;
 
@@ -105,6 +108,14 @@ pub(crate) struct LocalRanks {
     /// Holds a number that distinguishes this process from a later one with the same process ID.
     probe: Box<u64>,
     spins: u32,
+    yields: u32,
+}
+
+/// Yields before a sleep. A yield lets each other rank of the core run, so ranks that share a core in
+/// pairs still find what they wait for; the number falls with the square of the ranks per core.
+fn yields(ranks: usize, cores: usize) -> u32 {
+    let per_core = u32::try_from(ranks.div_ceil(cores.max(1))).unwrap_or(u32::MAX);
+    (YIELDS / per_core.saturating_mul(per_core).max(1)).max(LEAST_YIELDS)
 }
 
 impl LocalRanks {
@@ -128,6 +139,7 @@ impl LocalRanks {
             local_ranks: ranks.iter().map(local_rank).collect(),
             probe: Box::new(rand::random()),
             spins: if ranks.len() <= cores { SPINS } else { 1 },
+            yields: yields(ranks.len(), cores),
         })
     }
 
@@ -331,12 +343,12 @@ impl LocalRanks {
             }
             std::hint::spin_loop();
         }
-        LocalRanks::wait_yielding(&block, phase, epoch)
+        self.wait_yielding(&block, phase, epoch)
     }
 
     #[cold]
-    fn wait_yielding(block: &SyncBlock<'_>, phase: SyncPhase, epoch: u32) -> bool {
-        for _ in 0..YIELDS {
+    fn wait_yielding(&self, block: &SyncBlock<'_>, phase: SyncPhase, epoch: u32) -> bool {
+        for _ in 0..self.yields {
             if block.has_reached(phase, epoch).is_ok() {
                 return true;
             }

@@ -86,7 +86,10 @@ impl<C: Carrier> Process<C> {
         if ended.is_err() {
             self.reclaim_memory();
         } else if let Some(trace) = &mut self.trace {
-            let counters = self.carrier.as_ref().map_or((0, 0), Carrier::counters);
+            let counters = self
+                .carrier
+                .as_ref()
+                .map_or_else(Default::default, Carrier::counters);
             trace.leave(superstep, self.call, counters);
         }
         ended?;

@@ -6,7 +6,8 @@
 //! possible drift. The result is the middle of the bounds, with half of their distance as its error.
 //! No assumption about the delay of messages is needed.
 
-use super::format::{Step, TraceFile};
+use super::format::TraceFile;
+use super::step::Step;
 
 /// Maximum drift between two clocks: one thousandth. The kernel corrects each clock by at most 500
 /// millionths.
@@ -216,6 +217,8 @@ mod tests {
                 begun_unix_ns: 0,
                 link: "udp".into(),
                 host: String::new(),
+                cores: Vec::new(),
+                quota: 0,
             },
             sites: Vec::new(),
             modules: Vec::new(),

@@ -6,26 +6,23 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use super::step::{MAX_RECORD_BYTES, Step};
 use dipole_trace::bytes::{
     len_u32, printable, put_field, put32, put64, take_field, take32, take64, truncated,
 };
 use dipole_trace::{
     BLOCK_BYTES, BLOCK_HEAD_BYTES, BLOCKS_AT, Frame, HEAD_BYTES, Module, Records, STACKS_AT,
-    decode_stacks, total,
+    decode_stacks,
 };
 
 /// Version of the files written here; other versions are refused.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Offset of the state in the header.
 pub(super) const STATE_AT: usize = 12;
 const MAGIC: [u8; 8] = *b"DPLTRACE";
 const TEXT_BYTES: usize = 64;
-/// Peers that a record lists; the rest are added up.
-const MAX_PEERS: usize = 1024;
-/// Stands for the peers that a record does not list.
-const OTHERS: u32 = u32::MAX;
-/// Bytes of a record without its peers.
-const FIXED_BYTES: usize = 3 * 4 + 6 * 8 + 6 * 4;
+/// Cores that a header can list: those below this number.
+const MAX_CORES: u32 = 1024;
 
 /// How a rank's program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +60,11 @@ pub struct Header {
     pub link: String,
     /// The host name of the node.
     pub host: String,
+    /// Cores that the rank may use, in ascending order; empty if they are not known.
+    pub cores: Vec<u32>,
+    /// Cores' worth of CPU time that the rank may use, which a control group can limit; 0 if not
+    /// known.
+    pub quota: u32,
 }
 
 /// A place at which the program ends a superstep.
@@ -82,138 +84,6 @@ impl fmt::Display for Site {
             Some(file) if !file.is_empty() => write!(f, "{file}:{}", self.line),
             _ => f.write_str(&self.call),
         }
-    }
-}
-
-/// Measurements of one superstep on one rank. Times are of the rank's own clock.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Step {
-    /// The superstep, counted as in [`Header::first`].
-    pub epoch: u32,
-    /// Index of the site that ended it.
-    pub site: u32,
-    /// Index of the stack there, counted from 1; 0 if it is not known.
-    pub stack: u32,
-    /// When its computation began.
-    pub began_ns: u64,
-    /// When its computation ended with the call of `bsp_sync`.
-    pub entered_ns: u64,
-    /// Time to pack records and hand them over.
-    pub pack_ns: u64,
-    /// Time until all ranks were known to have arrived.
-    pub barrier_ns: u64,
-    /// Time to wait for messages and to send them.
-    pub exchange_ns: u64,
-    /// Time to apply records.
-    pub apply_ns: u64,
-    /// Number of packets sent again.
-    pub repeats: u32,
-    /// Packets that only requested an acknowledgement.
-    pub ack_requests: u32,
-    /// Number of times that nothing could be sent, because credit or window was used up.
-    pub stalls: u32,
-    /// Bytes that this rank put or sent, by rank.
-    pub put: Vec<(u32, u64)>,
-    /// Bytes that it got, by rank.
-    pub get: Vec<(u32, u64)>,
-    /// Nanoseconds that it waited, by the rank waited for.
-    pub waits: Vec<(u32, u64)>,
-}
-
-impl Step {
-    /// Duration of the computation.
-    #[must_use]
-    pub fn compute_ns(&self) -> u64 {
-        self.entered_ns.saturating_sub(self.began_ns)
-    }
-
-    /// Duration of the call that ended the superstep.
-    #[must_use]
-    pub fn sync_ns(&self) -> u64 {
-        total([
-            self.pack_ns,
-            self.barrier_ns,
-            self.exchange_ns,
-            self.apply_ns,
-        ])
-    }
-
-    /// When that call returned.
-    #[must_use]
-    pub fn left_ns(&self) -> u64 {
-        self.entered_ns.saturating_add(self.sync_ns())
-    }
-
-    /// Appends the record, preceded by its length.
-    pub(super) fn encode(&self, into: &mut Vec<u8>) {
-        let start = into.len();
-        put32(into, 0);
-        put32(into, self.epoch);
-        put32(into, self.site);
-        put32(into, self.stack);
-        for time in [
-            self.began_ns,
-            self.entered_ns,
-            self.pack_ns,
-            self.barrier_ns,
-            self.exchange_ns,
-            self.apply_ns,
-        ] {
-            put64(into, time);
-        }
-        for count in [self.repeats, self.ack_requests, self.stalls] {
-            put32(into, count);
-        }
-        let lists = [&self.put, &self.get, &self.waits];
-        for list in lists {
-            put32(into, len_u32(list.len().min(MAX_PEERS)));
-        }
-        for list in lists {
-            let listed = match list.len() > MAX_PEERS {
-                true => MAX_PEERS - 1,
-                false => list.len(),
-            };
-            for (rank, value) in &list[..listed] {
-                put32(into, *rank);
-                put64(into, *value);
-            }
-            if listed < list.len() {
-                put32(into, OTHERS);
-                put64(into, list[listed..].iter().map(|(_, value)| value).sum());
-            }
-        }
-        let length = len_u32(into.len() - start - 4);
-        into[start..start + 4].copy_from_slice(&length.to_le_bytes());
-    }
-
-    fn decode(mut bytes: &[u8]) -> Option<Step> {
-        let at = &mut bytes;
-        let mut step = Step {
-            epoch: take32(at)?,
-            site: take32(at)?,
-            stack: take32(at)?,
-            began_ns: take64(at)?,
-            entered_ns: take64(at)?,
-            pack_ns: take64(at)?,
-            barrier_ns: take64(at)?,
-            exchange_ns: take64(at)?,
-            apply_ns: take64(at)?,
-            repeats: take32(at)?,
-            ack_requests: take32(at)?,
-            stalls: take32(at)?,
-            ..Step::default()
-        };
-        let counts = [take32(at)?, take32(at)?, take32(at)?];
-        let lists = [&mut step.put, &mut step.get, &mut step.waits];
-        for (count, list) in counts.into_iter().zip(lists) {
-            if count as usize > at.len() / 12 {
-                return None;
-            }
-            for _ in 0..count {
-                list.push((take32(at)?, take64(at)?));
-            }
-        }
-        at.is_empty().then_some(step)
     }
 }
 
@@ -304,6 +174,38 @@ impl TraceFile {
 }
 
 impl TraceFile {
+    /// Encodes the header, sites and steps as a file, without stacks. Programs that make traces of
+    /// other sources, and tests, write such files.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = self.header.encode();
+        let mut sites = Vec::new();
+        for site in &self.sites {
+            site.encode(&mut sites);
+        }
+        put32(&mut bytes, len_u32(sites.len()));
+        bytes.extend(sites);
+        bytes.resize(BLOCKS_AT, 0);
+        let mut block = Vec::new();
+        let mut sequence = 1_u64;
+        let mut finish = |block: &mut Vec<u8>| {
+            let end = bytes.len() + BLOCK_BYTES;
+            put64(&mut bytes, sequence);
+            put64(&mut bytes, block.len() as u64);
+            bytes.append(block);
+            bytes.resize(end, 0);
+            sequence += 1;
+        };
+        for step in &self.steps {
+            if BLOCK_HEAD_BYTES + block.len() + MAX_RECORD_BYTES > BLOCK_BYTES {
+                finish(&mut block);
+            }
+            step.encode(&mut block);
+        }
+        finish(&mut block);
+        bytes
+    }
+
     /// Reads the header and the newest block of a file: what a running program did last.
     ///
     /// # Errors
@@ -370,6 +272,12 @@ impl Header {
         for text in [&self.link, &self.host] {
             put_field::<TEXT_BYTES>(&mut bytes, text);
         }
+        put32(&mut bytes, self.quota);
+        let mut mask = [0_u8; MAX_CORES as usize / 8];
+        for core in self.cores.iter().filter(|core| **core < MAX_CORES) {
+            mask[*core as usize / 8] |= 1 << (core % 8);
+        }
+        bytes.extend(mask);
         bytes.resize(HEAD_BYTES, 0);
         bytes
     }
@@ -394,6 +302,8 @@ impl Header {
             begun_unix_ns: take64(at)?,
             link: take_field::<TEXT_BYTES>(at)?,
             host: take_field::<TEXT_BYTES>(at)?,
+            quota: take32(at)?,
+            cores: take_cores(at)?,
         };
         let is_sound = header.rank < header.size
             && header.leader <= header.rank
@@ -402,6 +312,14 @@ impl Header {
             && header.link.bytes().all(|byte| byte.is_ascii_alphanumeric());
         is_sound.then_some(header)
     }
+}
+
+/// Takes the mask of cores.
+fn take_cores(at: &mut &[u8]) -> Option<Vec<u32>> {
+    let (mask, rest) = at.split_at_checked(MAX_CORES as usize / 8)?;
+    *at = rest;
+    let is_set = |core: &u32| mask[*core as usize / 8] & (1 << (core % 8)) != 0;
+    Some((0..MAX_CORES).filter(is_set).collect())
 }
 
 impl Site {
@@ -453,11 +371,6 @@ pub fn is_trace_name(name: &str) -> bool {
     rank.is_some_and(|rank| rank.parse::<u32>().is_ok())
 }
 
-/// The longest record, with its length.
-pub(super) const MAX_RECORD_BYTES: usize = 4 + FIXED_BYTES + 3 * 12 * MAX_PEERS;
-
-const _: () = assert!(MAX_RECORD_BYTES + BLOCK_HEAD_BYTES <= BLOCK_BYTES);
-
 #[cfg(test)]
 mod tests {
     use proptest::collection::vec;
@@ -478,6 +391,8 @@ mod tests {
             begun_unix_ns: 6,
             link: "udp".into(),
             host: "ä".repeat(40),
+            cores: vec![0, 3, 1023],
+            quota: 2,
         }
     }
 
@@ -514,14 +429,15 @@ mod tests {
 
     prop_compose! {
         fn step()(
-            times in any::<[u64; 6]>(), counts in any::<[u32; 3]>(),
+            times in any::<[u64; 6]>(), counts in any::<[u32; 6]>(), cpu_ns in any::<Option<u32>>(),
             put in peers(), get in peers(), waits in peers(),
         ) -> Step {
             let [began_ns, entered_ns, pack_ns, barrier_ns, exchange_ns, apply_ns] = times;
-            let [repeats, ack_requests, stalls] = counts;
+            let [preemptions, sleeps, repeats, duplicates, ack_requests, stalls] = counts;
             Step {
                 epoch: 0, site: 0, stack: 0, began_ns, entered_ns, pack_ns, barrier_ns, exchange_ns,
-                apply_ns, repeats, ack_requests, stalls, put, get, waits,
+                apply_ns, cpu_ns: cpu_ns.map(u64::from), preemptions, sleeps, repeats, duplicates,
+                ack_requests, stalls, put, get, waits,
             }
         }
     }
@@ -578,6 +494,7 @@ mod tests {
         let cut = TraceFile::parse(&whole[..whole.len() - BLOCK_BYTES + 500]).expect("a head");
         assert!((20..40).contains(&cut.steps.len()) && cut.damaged_blocks == 1);
         assert_eq!(cut.header.host, "ä".repeat(32));
+        assert_eq!((cut.header.cores, cut.header.quota), (vec![0, 3, 1023], 2));
     }
 
     #[test]
@@ -586,25 +503,8 @@ mod tests {
         assert!(error(b"").contains("not a trace") && error(b"hello").contains("not a trace"));
         let mut newer = file(&[]);
         newer[8] = 9;
-        assert!(error(&newer).contains("has version 9, but this dipole reads version 2"));
+        assert!(error(&newer).contains("has version 9, but this dipole reads version 3"));
         assert!(error(&newer[..9]).contains("cut short"));
         assert!(error(&file(&[])[..5000]).contains("cut short after 5000 bytes"));
-    }
-
-    #[test]
-    fn peers_beyond_the_limit_of_a_record_are_added_up() {
-        let many: Vec<(u32, u64)> = (0..5000).map(|rank| (rank, 2)).collect();
-        let step = Step {
-            put: many.clone(),
-            get: many.clone(),
-            waits: many,
-            ..Step::default()
-        };
-        let mut bytes = Vec::new();
-        step.encode(&mut bytes);
-        assert!(bytes.len() <= MAX_RECORD_BYTES);
-        let read = Step::decode(&bytes[4..]).expect("as written");
-        assert_eq!(read.put.iter().map(|(_, bytes)| bytes).sum::<u64>(), 10_000);
-        assert_eq!(read.put.last().map(|(rank, _)| *rank), Some(OTHERS));
     }
 }

@@ -4,11 +4,15 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use dipole_link::clock::monotonic_ns;
+use dipole_link::cpu::usable_cores;
 use dipole_trace::{Ring, Stacks};
 use rustc_hash::FxHashMap;
 
-use super::format::{Header, STATE_AT, Site, State, Step, file_name};
+use super::cpu::CpuMeter;
+use super::format::{Header, STATE_AT, Site, State, file_name};
+use super::step::Step;
 use crate::call::Call;
+use crate::carrier::LinkCounters;
 
 /// Blocks in a file: 16 MiB, enough for 100 000 supersteps with few peers.
 const BLOCKS: usize = 256;
@@ -68,8 +72,9 @@ pub(crate) struct Tracer {
     put: ByRank,
     get: ByRank,
     waits: ByRank,
-    /// The link's counters at the last superstep: packets sent again, and acknowledgement requests.
-    counters: (u64, u64),
+    /// The link's counters at the last superstep.
+    counters: LinkCounters,
+    cpu: CpuMeter,
     /// The last call, by the addresses of its strings, and its site.
     last: (Call, u32),
     sites: FxHashMap<Site, u32>,
@@ -108,6 +113,17 @@ impl Tracer {
                 .nodename()
                 .to_string_lossy()
                 .into_owned(),
+            cores: usable_cores().map_or_else(
+                |_| Vec::new(),
+                |cores| {
+                    cores
+                        .into_iter()
+                        .filter_map(|core| u32::try_from(core).ok())
+                        .collect()
+                },
+            ),
+            quota: std::thread::available_parallelism()
+                .map_or(0, |count| u32::try_from(count.get()).unwrap_or(u32::MAX)),
         };
         let path = directory.join(file_name(info.rank));
         let created = Ring::create(&path, &header.encode(), BLOCKS);
@@ -140,7 +156,8 @@ impl Tracer {
             put: ByRank::new(info.size),
             get: ByRank::new(info.size),
             waits: ByRank::new(info.size),
-            counters: (0, 0),
+            counters: LinkCounters::default(),
+            cpu: CpuMeter::default(),
             last: (Call::default(), 0),
             sites: FxHashMap::default(),
             stacks: Stacks::new(begun_ns),
@@ -177,6 +194,10 @@ impl Tracer {
     pub(crate) fn enter(&mut self) {
         let now_ns = monotonic_ns();
         self.step.entered_ns = now_ns;
+        let used = self.cpu.computed(self.step.began_ns, now_ns);
+        self.step.cpu_ns = used.cpu_ns;
+        self.step.preemptions = used.preemptions;
+        self.step.sleeps = used.sleeps;
         self.since_ns = now_ns;
         self.phase = Phase::Pack;
     }
@@ -199,15 +220,17 @@ impl Tracer {
     }
 
     /// The superstep has ended. `counters` are the link's present ones.
-    pub(crate) fn leave(&mut self, epoch: u32, call: Call, counters: (u64, u64)) {
+    pub(crate) fn leave(&mut self, epoch: u32, call: Call, counters: LinkCounters) {
         self.phase(Phase::Pack);
         self.step.epoch = epoch;
         self.step.site = self.site(call);
         let now_ns = self.since_ns;
         self.step.stack = self.stacks.record(self.step.site, now_ns, &mut self.ring);
         let grown = |now: u64, then: u64| u32::try_from(now - then.min(now)).unwrap_or(u32::MAX);
-        self.step.repeats = grown(counters.0, self.counters.0);
-        self.step.ack_requests = grown(counters.1, self.counters.1);
+        let before = self.counters;
+        self.step.repeats = grown(counters.repeats, before.repeats);
+        self.step.duplicates = grown(counters.duplicates, before.duplicates);
+        self.step.ack_requests = grown(counters.ack_requests, before.ack_requests);
         self.counters = counters;
         self.put.take_into(&mut self.step.put);
         self.get.take_into(&mut self.step.get);
@@ -227,6 +250,7 @@ impl Tracer {
         step.stalls = 0;
         // Reading the stack does not count as computation of the program.
         step.began_ns = self.since_ns + self.stacks.walk_ns();
+        self.cpu.begin(step.began_ns);
     }
 
     fn site(&mut self, call: Call) -> u32 {

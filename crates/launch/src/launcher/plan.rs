@@ -10,6 +10,7 @@ use dipole_node::job::write_ranks;
 use dipole_node::{ClusterKey, NodeId, variables};
 
 use super::checkpoint::JobCheckpoints;
+use crate::binding::Binding;
 use crate::host::Contact;
 use crate::message::{Images, LocalRank, PmiJob, RankStart, Secret, Start};
 use crate::{HostsFile, Program, RunArgs, RunError};
@@ -25,7 +26,7 @@ pub(super) struct Plan {
     /// Program and position of each rank.
     ranks: Vec<RankStart>,
     pmi: PmiJob,
-    bind: bool,
+    binding: Binding,
     environment: BTreeMap<String, OsString>,
     directory: PathBuf,
     directory_required: bool,
@@ -74,7 +75,7 @@ impl Plan {
                 .collect(),
             ranks: positions(&args.programs, nodes),
             pmi: PmiJob::new(nodes),
-            bind: args.bind,
+            binding: args.binding,
             environment,
             directory: match &args.wdir {
                 Some(given) => std::path::absolute(given),
@@ -123,7 +124,7 @@ impl Plan {
                 .map(|rank| self.ranks[*rank as usize])
                 .collect(),
             commands: self.commands.clone(),
-            bind: self.bind,
+            binding: self.binding,
             environment,
             directory: self.directory.clone(),
             directory_required: self.directory_required,

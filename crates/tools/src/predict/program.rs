@@ -2,12 +2,13 @@
 //! ranks and with others.
 //!
 //! With P ranks instead of p, each does p / P of the computation and of h, so imbalance and skew stay
-//! the same. The ranks of a node share its cores.
+//! the same. The ranks of a node share its cores. Computation is that of the slowest rank of each
+//! superstep. The interval spans the machine as calibrated and as it was during the traced run.
 
 use std::path::Path;
 
 use dipole_bsp::trace::total;
-use dipole_model::Parameters;
+use dipole_model::{Parameters, Sums, half_width};
 
 use crate::output::Failure;
 use crate::trace::{self, Run, float, load};
@@ -15,8 +16,11 @@ use crate::trace::{self, Run, float, load};
 /// One superstep of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Superstep {
-    /// Computation of the busiest rank, followed by the sum over ranks.
+    /// Index of the call that ended it.
+    kind: usize,
+    /// Computation of the slowest rank, the same without preemption, and the sum over ranks.
     busiest_ns: f64,
+    undisturbed_ns: f64,
     all_ns: f64,
     /// Most bytes that a rank sent or received.
     h_bytes: f64,
@@ -39,6 +43,8 @@ pub(super) struct Forecast {
     pub(super) work_ns: f64,
     pub(super) h_bytes: f64,
     pub(super) ns: f64,
+    /// Interval in which 95 % of runs are expected, if the spread is known.
+    pub(super) interval: Option<(f64, f64)>,
     /// Relative to the same computation by a single rank.
     pub(super) speed_up: f64,
 }
@@ -73,21 +79,42 @@ impl Program {
 
     /// Predicts the program with the ranks of the parameters, of which `at_once` compute at the same
     /// time; in the traced program `own` did.
-    pub(super) fn forecast(&self, with: Parameters, (own, at_once): (u32, u32)) -> Forecast {
+    pub(super) fn forecast(
+        &self,
+        with: Parameters,
+        traced: Option<Parameters>,
+        (own, at_once): (u32, u32),
+    ) -> Forecast {
         let slower = f64::from(own) / f64::from(at_once.max(1));
         let share = f64::from(self.ranks) / f64::from(with.p.max(1));
+        let sum = |of: fn(&Superstep) -> f64| self.supersteps.iter().map(of).sum::<f64>();
+        let times: Vec<(usize, f64)> = self
+            .supersteps
+            .iter()
+            .map(|step| (step.kind, step.took_ns))
+            .collect();
+        // The machine as it was during the run, in the terms of the parameters of that run.
+        let beyond_ns = traced.map_or(0.0, |traced| {
+            let modelled_ns = |step: &Superstep| traced.superstep_ns(step.busiest_ns, step.h_bytes);
+            let all = self.supersteps.iter();
+            all.map(|step| step.took_ns - modelled_ns(step)).sum()
+        });
+        let sums = Sums {
+            supersteps: float(self.supersteps.len() as u64),
+            work_ns: sum(|step| step.busiest_ns) * slower,
+            undisturbed_ns: sum(|step| step.undisturbed_ns) * slower,
+            h_bytes: sum(|step| step.h_bytes) * share,
+            beyond_ns,
+            spread_ns: half_width(&times).map(|half_ns| half_ns * slower.max(1.0)),
+        };
+        let told = with.forecast(&sums);
         let mut forecast = Forecast {
-            work_ns: 0.0,
-            h_bytes: 0.0,
-            ns: 0.0,
+            work_ns: sums.work_ns,
+            h_bytes: sums.h_bytes,
+            ns: told.ns,
+            interval: told.interval,
             speed_up: 0.0,
         };
-        for step in &self.supersteps {
-            let (work_ns, h_bytes) = (step.busiest_ns * slower, step.h_bytes * share);
-            forecast.work_ns += work_ns;
-            forecast.h_bytes += h_bytes;
-            forecast.ns += with.superstep_ns(work_ns, h_bytes);
-        }
         let all_ns: f64 = self.supersteps.iter().map(|step| step.all_ns).sum();
         let alone_ns = all_ns * f64::from(own) / f64::from(self.ranks);
         forecast.speed_up = alone_ns / forecast.ns.max(1.0);
@@ -99,7 +126,9 @@ impl Superstep {
     fn of(one: &trace::Superstep<'_>) -> Superstep {
         let busiest_ns = one.slowest().1;
         Superstep {
+            kind: one.call,
             busiest_ns: float(busiest_ns),
+            undisturbed_ns: float(one.work_ns().max().unwrap_or(0)),
             all_ns: float(total(one.compute_ns())),
             h_bytes: float(one.widest().1),
             took_ns: float(total([busiest_ns, one.communicate_ns()])),
@@ -128,6 +157,8 @@ mod tests {
                 begun_unix_ns: 0,
                 link: "shm".to_owned(),
                 host: "here".to_owned(),
+                cores: Vec::new(),
+                quota: 0,
             },
             sites: vec![Site {
                 call: "bsp_sync".to_owned(),
@@ -157,6 +188,8 @@ mod tests {
             p,
             l_ns: 100.0,
             g_ns_per_byte: 2.0,
+            l_ci_ns: 3.0,
+            g_sd: 0.0,
             s_mflops: 1000.0,
             basis: Basis::Measured,
         }
@@ -176,7 +209,9 @@ mod tests {
         let program = program();
         assert_eq!(program.supersteps.len(), 1);
         let expected = Superstep {
+            kind: 0,
             busiest_ns: 1000.0,
+            undisturbed_ns: 1000.0,
             all_ns: 1600.0,
             h_bytes: 40.0,
             took_ns: 1500.0,
@@ -188,16 +223,16 @@ mod tests {
     #[test]
     fn other_numbers_of_ranks_share_the_work_as_far_as_there_are_cores() {
         let program = program();
-        let same = program.forecast(parameters(2), (2, 2));
+        let same = program.forecast(parameters(2), None, (2, 2));
         assert_eq!(
             (same.work_ns, same.h_bytes, same.ns),
             (1000.0, 40.0, 1180.0)
         );
-        let four = program.forecast(parameters(4), (2, 4));
+        let four = program.forecast(parameters(4), None, (2, 4));
         assert_eq!((four.work_ns, four.h_bytes, four.ns), (500.0, 20.0, 640.0));
         assert_eq!(four.speed_up, 1600.0 / 640.0);
         // Two cores, shared by all ranks.
-        let crowded = program.forecast(parameters(4), (2, 2));
+        let crowded = program.forecast(parameters(4), None, (2, 2));
         assert_eq!((crowded.work_ns, crowded.h_bytes), (1000.0, 20.0));
     }
 

@@ -42,7 +42,11 @@ fn step(random: &mut StdRng, epoch: u32) -> Step {
         barrier_ns: number(random),
         exchange_ns: number(random),
         apply_ns: number(random),
+        cpu_ns: random.random::<bool>().then(|| number(random)),
+        preemptions: random.random(),
+        sleeps: random.random(),
         repeats: random.random(),
+        duplicates: random.random(),
         ack_requests: random.random(),
         stalls: random.random(),
         put: peers(random),
@@ -70,6 +74,8 @@ fn run(random: &mut StdRng) -> Vec<TraceFile> {
             begun_unix_ns: number(random),
             link: "udp".to_owned(),
             host: MARKUP.to_owned(),
+            cores: (0..random.random_range(0..3)).collect(),
+            quota: random.random_range(0..3),
         },
         sites: vec![Site {
             call: MARKUP.to_owned(),
@@ -130,7 +136,7 @@ fn bytes(rank: u32, link: &str, text: &str) -> Vec<u8> {
     const BLOCKS_AT: usize = STACKS_AT + (192 << 10);
     let word = |number: usize| u32::try_from(number).expect("short").to_le_bytes();
     let mut bytes = b"DPLTRACE".to_vec();
-    for number in [2, 1, rank, 1, 1, 0, 0, 5] {
+    for number in [3, 1, rank, 1, 1, 0, 0, 5] {
         bytes.extend(number.to_le_bytes());
     }
     bytes.extend([0; 16]);
@@ -159,9 +165,9 @@ fn bytes(rank: u32, link: &str, text: &str) -> Vec<u8> {
     bytes.extend(word(entries.len()));
     bytes.extend(entries);
     bytes.resize(BLOCKS_AT, 0);
-    // A record: epoch, site, stack, six times, three counts and three empty lists.
+    // A record: epoch, site, stack, seven times, six counts and three empty lists.
     let mut record = [word(0), word(0), word(1)].concat();
-    record.resize(12 + 48 + 12 + 12, 0);
+    record.resize(12 + 56 + 24 + 12, 0);
     bytes.extend(1_u64.to_le_bytes());
     bytes.extend((record.len() as u64 + 4).to_le_bytes());
     bytes.extend(word(record.len()));

@@ -1,10 +1,9 @@
 //! The page of `dipole trace --html`.
 
-use dipole_bsp::trace::total;
 use dipole_page::{Heading, digits, document, escape, section, table};
 
 use super::figure;
-use super::run::{Run, float};
+use super::run::{Run, float, is_at_least};
 use super::summary::Summary;
 use super::tree::Node;
 
@@ -34,7 +33,7 @@ pub(crate) fn body(run: &Run<'_>, summary: &Summary) -> String {
         section("Calls", &calls(summary)),
         section(
             "Call graph",
-            &(tree(&summary.tree, &summary.hottest) + &balance(run)),
+            &(tree(&summary.tree, &summary.hottest) + &balance(&summary.tree)),
         ),
         section("Predicted and measured", &deviations(summary)),
     ]
@@ -171,46 +170,74 @@ fn tree(top: &Node, hottest: &str) -> String {
     )
 }
 
-/// Totals of each rank (thesis, figure 6.9).
-fn balance(run: &Run<'_>) -> String {
-    let rows: Vec<Vec<String>> = (0..run.ranks())
-        .map(|rank| {
-            let sum = |of: &dyn Fn(&super::run::Superstep<'_>) -> u64| {
-                let values = run.supersteps.iter().map(of);
-                float(total(values))
-            };
-            vec![
-                rank.to_string(),
-                digits(sum(&|one| one.steps[rank].compute_ns()) * 1e-6),
-                digits(sum(&|one| one.steps[rank].sync_ns()) * 1e-6),
-                format!("{:.1}", sum(&|one| one.out[rank]) * 1e-3),
-                format!("{:.1}", sum(&|one| one.inward[rank]) * 1e-3),
-                format!("{:.0}", sum(&|one| u64::from(one.steps[rank].repeats))),
-                format!("{:.0}", sum(&|one| u64::from(one.steps[rank].ack_requests))),
-                format!("{:.0}", sum(&|one| u64::from(one.steps[rank].stalls))),
-            ]
-        })
-        .collect();
+/// Nodes whose ranks are shown.
+const MOST_NODES: usize = 40;
+
+/// Times and bytes of each rank below the nodes of the call graph (thesis, figure 6.9). The first,
+/// which is the whole program, is open.
+fn balance(top: &Node) -> String {
+    let all_ns = top.time_ns().max(1);
+    let mut path: Vec<&str> = Vec::new();
+    let mut html = String::from("<h3>Ranks below each function</h3>\n");
+    let mut open = " open";
+    let mut shown = 0;
+    for (depth, _, node) in top.rows() {
+        path.truncate(depth);
+        path.push(&node.name);
+        if shown == MOST_NODES || !is_at_least(node.time_ns(), 1, all_ns) {
+            continue;
+        }
+        shown += 1;
+        html += &format!(
+            "<details{open}><summary>{}</summary>\n{}</details>\n",
+            escape(&path.join(" > ")),
+            ranks(node)
+        );
+        open = "";
+    }
+    html
+}
+
+fn ranks(node: &Node) -> String {
     let headings = [
         "rank",
         "computes, ms",
+        "without a core, ms",
         "in calls, ms",
+        "waits, ms",
         "out, kB",
         "in, kB",
         "sent again",
         "ack requests",
         "stalls",
     ];
-    format!("<h3>Ranks</h3>\n{}", table(&headings, &rows))
+    let rows = node.ranks.iter().enumerate().map(|(rank, part)| {
+        let ms = |ns: u64| digits(float(ns) * 1e-6);
+        let kilobytes = |bytes: u64| format!("{:.1}", float(bytes) * 1e-3);
+        vec![
+            rank.to_string(),
+            ms(part.compute_ns),
+            ms(part.compute_ns.saturating_sub(part.work_ns)),
+            ms(part.in_calls_ns),
+            ms(part.waited_ns),
+            kilobytes(part.sent_bytes),
+            kilobytes(part.received_bytes),
+            part.repeats.to_string(),
+            part.ack_requests.to_string(),
+            part.stalls.to_string(),
+        ]
+    });
+    table(&headings, &rows.collect::<Vec<_>>())
 }
 
 fn deviations(summary: &Summary) -> String {
     let predictions = &summary.predictions;
     let mut html = format!(
-        "<p class=\"remark\">By {}. In all {} ms predicted, {} ms measured; half of the supersteps are predicted to \
+        "<p class=\"remark\">By {}. In all {} ms predicted{}, {} ms measured; half of the supersteps are predicted to \
          {:.0} % or better.</p>\n",
         escape(&predictions.basis),
         digits(predictions.predicted_ns * 1e-6),
+        predictions.interval_text(),
         digits(predictions.measured_ns * 1e-6),
         100.0 * predictions.median_error
     );
@@ -219,6 +246,7 @@ fn deviations(summary: &Summary) -> String {
         "call",
         "h, bytes",
         "predicted, ms",
+        "balanced, ms",
         "measured, ms",
         "most of it, and what would help",
     ];
@@ -231,6 +259,7 @@ fn deviations(summary: &Summary) -> String {
                 one.call.clone(),
                 one.h_bytes.to_string(),
                 digits(one.predicted_ns * 1e-6),
+                digits(one.balanced_ns * 1e-6),
                 digits(one.measured_ns * 1e-6),
                 one.reason.clone(),
             ]

@@ -408,6 +408,8 @@ mod tests {
                 begun_unix_ns: 0,
                 link: "udp".into(),
                 host: "one".into(),
+                cores: Vec::new(),
+                quota: 0,
             },
             sites: vec![Site {
                 call: "bsp_sync".into(),

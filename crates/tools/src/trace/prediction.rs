@@ -3,9 +3,10 @@
 use dipole_bench::statistics::median;
 use dipole_bsp::trace::total;
 use dipole_model::Profile;
-use dipole_model::{Basis, Machine, Parameters};
+use dipole_model::{Basis, Machine, Parameters, Sums, half_width};
 use serde::Serialize;
 
+use super::cores::crowded_words;
 use super::run::{Run, Superstep, float, is_at_least, milliseconds};
 
 /// Number of deviations that are printed.
@@ -18,10 +19,13 @@ pub(crate) struct Predictions {
     pub(crate) basis: String,
     pub(crate) parameters: Option<Parameters>,
     /// Over all supersteps; then the relative deviation of the median superstep.
+    /// Computation is that of the slowest rank.
     pub(crate) predicted_ns: f64,
+    /// Interval of 95 % of runs; `None` if there are too few supersteps to see their spread.
+    pub(crate) interval_ns: Option<(f64, f64)>,
     pub(crate) measured_ns: f64,
     pub(crate) median_error: f64,
-    /// Supersteps that took longest beyond their prediction, the largest deviation first.
+    /// Supersteps that took longest beyond balanced ones, the largest difference first.
     pub(crate) largest: Vec<Deviation>,
     /// Predicted communication by superstep.
     #[serde(skip)]
@@ -34,7 +38,10 @@ pub(crate) struct Deviation {
     pub(crate) superstep: u32,
     pub(crate) call: String,
     pub(crate) h_bytes: u64,
+    /// With the computation of the slowest rank.
     pub(crate) predicted_ns: f64,
+    /// If all ranks had computed as long as the mean rank.
+    pub(crate) balanced_ns: f64,
     pub(crate) measured_ns: f64,
     pub(crate) reason: String,
 }
@@ -52,8 +59,8 @@ impl Predictions {
                 Err(_) => medians[superstep.call],
             })
             .collect();
-        let predicted =
-            |at: usize| float(run.supersteps[at].mean_compute_ns()) + communicate_ns[at];
+        let predicted = |at: usize| float(run.supersteps[at].slowest().1) + communicate_ns[at];
+        let balanced = |at: usize| float(run.supersteps[at].mean_compute_ns()) + communicate_ns[at];
         let measured = |at: usize| {
             let superstep = &run.supersteps[at];
             float(total([superstep.slowest().1, superstep.communicate_ns()]))
@@ -63,13 +70,14 @@ impl Predictions {
         let errors = errors.map(|at| ((predicted(at) - measured(at)) / measured(at)).abs());
         let mut order: Vec<usize> = all.clone().collect();
         order.sort_by(|one, other| {
-            let beyond = |at: &usize| measured(*at) - predicted(*at);
+            let beyond = |at: &usize| measured(*at) - balanced(*at);
             beyond(other).total_cmp(&beyond(one))
         });
         let told = order.into_iter().take(MOST_TOLD);
-        let told = told.filter(|at| measured(*at) > predicted(*at));
+        let told = told.filter(|at| measured(*at) > balanced(*at));
         Predictions {
             predicted_ns: all.clone().map(predicted).sum(),
+            interval_ns: interval(run, &communicate_ns, found.as_ref().ok().map(|(it, _)| *it)),
             measured_ns: all.map(measured).sum(),
             median_error: median(errors).unwrap_or(0.0),
             largest: told
@@ -80,13 +88,9 @@ impl Predictions {
                         call: run.calls[superstep.call].clone(),
                         h_bytes: superstep.widest().1,
                         predicted_ns: predicted(at),
+                        balanced_ns: balanced(at),
                         measured_ns: measured(at),
-                        reason: reason(
-                            superstep,
-                            communicate_ns[at],
-                            found.as_ref().ok(),
-                            run.files[0].header.nodes,
-                        ),
+                        reason: reason(run, superstep, communicate_ns[at], found.as_ref().ok()),
                     }
                 })
                 .collect(),
@@ -98,6 +102,18 @@ impl Predictions {
                 }
             },
             parameters: found.ok().map(|(parameters, _)| parameters),
+        }
+    }
+}
+
+impl Predictions {
+    /// The interval as a part of a sentence.
+    pub(crate) fn interval_text(&self) -> String {
+        match self.interval_ns {
+            Some((low, high)) => {
+                format!(" ({:.3} to {:.3} in 95 % of runs)", low * 1e-6, high * 1e-6)
+            }
+            None => String::new(),
         }
     }
 }
@@ -129,13 +145,48 @@ fn parameters(run: &Run<'_>) -> Result<(Parameters, String), String> {
         Basis::Beyond(one, other) => format!("on the line through those of {one} and {other}"),
     };
     let words = format!(
-        "w + g h + l with w of the mean rank, g = {:.3} ns/byte and l = {:.2} us for {} ranks over \
+        "w + g h + l with w of the slowest rank, g = {:.3} ns/byte and l = {:.2} us for {} ranks over \
          {link}, {whence}",
         found.g_ns_per_byte,
         found.l_ns / 1e3,
         head.size
     );
     Ok((found, words))
+}
+
+/// Interval of the whole run; see [`dipole_model::Forecast`]. Without a model, communication has no
+/// error of its own.
+fn interval(
+    run: &Run<'_>,
+    communicate_ns: &[f64],
+    model: Option<Parameters>,
+) -> Option<(f64, f64)> {
+    let took = |one: &Superstep<'_>| float(total([one.slowest().1, one.communicate_ns()]));
+    let times: Vec<(usize, f64)> = run
+        .supersteps
+        .iter()
+        .map(|one| (one.call, took(one)))
+        .collect();
+    let of_all = |of: &dyn Fn(&Superstep<'_>) -> u64| float(total(run.supersteps.iter().map(of)));
+    let communicated_ns = of_all(&|one| one.communicate_ns());
+    let sums = Sums {
+        supersteps: float(run.supersteps.len() as u64),
+        work_ns: of_all(&|one| one.slowest().1),
+        undisturbed_ns: of_all(&|one| one.work_ns().max().unwrap_or(0)),
+        h_bytes: of_all(&|one| one.widest().1),
+        beyond_ns: communicated_ns - communicate_ns.iter().sum::<f64>(),
+        spread_ns: half_width(&times),
+    };
+    let without_model = Parameters {
+        p: 0,
+        l_ns: communicate_ns.iter().sum::<f64>() / sums.supersteps.max(1.0),
+        g_ns_per_byte: 0.0,
+        l_ci_ns: 0.0,
+        g_sd: 0.0,
+        s_mflops: 1.0,
+        basis: Basis::Measured,
+    };
+    model.unwrap_or(without_model).forecast(&sums).interval
 }
 
 /// Median communication of each call's supersteps.
@@ -150,23 +201,30 @@ fn medians(run: &Run<'_>) -> Vec<f64> {
 
 /// The main cause of the time beyond a balanced superstep, as text, and a remedy.
 fn reason(
+    run: &Run<'_>,
     superstep: &Superstep<'_>,
     predicted_ns: f64,
     model: Option<&(Parameters, String)>,
-    nodes: u32,
 ) -> String {
-    let (slowest, most_ns) = superstep.slowest();
-    let late_ns = float(most_ns - superstep.mean_compute_ns());
+    let (slowest, most_ns) = super::run::greatest(superstep.work_ns());
+    let mean_ns = total(superstep.work_ns()) / superstep.steps.len() as u64;
+    let late_ns = most_ns - mean_ns.min(most_ns);
+    let lost = superstep.lost(&run.groups);
+    let lost_ns = lost.busy_ns.max(lost.crowded_ns);
     let beyond_ns = (float(superstep.communicate_ns()) - predicted_ns).max(0.0);
     let (widest, h) = superstep.widest();
     let skew_ns = model.map_or(0.0, |(parameters, _)| {
         parameters.g_ns_per_byte * (float(h) - superstep.mean_h())
     });
-    if late_ns >= beyond_ns && late_ns >= skew_ns {
+    let others_ns = beyond_ns.max(skew_ns);
+    if lost_ns > late_ns && float(lost_ns) >= others_ns {
+        return out_of_cores(run, superstep);
+    }
+    if float(late_ns) >= others_ns {
         return format!(
-            "slow rank: rank {slowest} computed {} ms longer than the mean; give it less work here, \
-             or look what else runs on its node",
-            milliseconds(most_ns - superstep.mean_compute_ns())
+            "slow rank: rank {slowest} worked {} ms longer than the mean; give it less work here, or \
+             look whether its core is slower",
+            milliseconds(late_ns)
         );
     }
     if skew_ns > beyond_ns {
@@ -177,7 +235,7 @@ fn reason(
         );
     }
     let repeats: u64 = superstep.repeats().sum();
-    if repeats > 0 {
+    if repeats > 0 && run.has_loss() {
         let (rank, own) = super::run::greatest(superstep.repeats());
         return format!(
             "loss: {repeats} packets were sent again, {own} of them by rank {rank}; `dipole doctor` \
@@ -185,7 +243,7 @@ fn reason(
         );
     }
     if let Some((rank, share)) = awaited(std::iter::once(superstep)) {
-        return awaited_words(rank, share, nodes);
+        return awaited_words(rank, share, run.files[0].header.nodes);
     }
     match superstep.stalls() {
         0 => "something else: no packet was lost and no rank was late; other programs on its cores, or \
@@ -198,13 +256,32 @@ fn reason(
     }
 }
 
+/// Computation was longer than the work of its busiest rank, for want of cores.
+fn out_of_cores(run: &Run<'_>, superstep: &Superstep<'_>) -> String {
+    let lost = superstep.lost(&run.groups);
+    let crowded = run.groups.iter().find(|group| group.is_crowded());
+    if let Some(group) = crowded.filter(|_| lost.crowded_ns >= lost.busy_ns) {
+        return crowded_words(
+            group,
+            &format!("{} ms are lost", milliseconds(lost.crowded_ns)),
+        );
+    }
+    let preempted = superstep.steps.iter().map(|step| step.preempted_ns());
+    let (rank, ns) = super::run::greatest(preempted);
+    format!(
+        "busy machine: rank {rank} waited {} ms for a core while another program used it; its work is \
+         not the cause",
+        milliseconds(ns)
+    )
+}
+
 /// Between nodes the cause is a link; inside a node no link is involved.
 pub(crate) fn awaited_words(rank: usize, share: u64, nodes: u32) -> String {
     let waited = format!("{share} % of what ranks waited, beyond computation, they waited");
     match nodes {
         1 => format!(
-            "held up: {waited} for rank {rank}, or it for them, within the call; are there more ranks \
-             than cores, or other programs on them?"
+            "held up: {waited} for rank {rank}, or it for them, within the call; look what else runs on \
+             its cores"
         ),
         _ => format!(
             "slow link: {waited} for messages from or to rank {rank}; look at its link and at what else \

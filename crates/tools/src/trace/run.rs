@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use dipole_bsp::trace::{Step, TraceFile, total};
 
+use super::cores::{self, CoreGroup, LostCores};
+
 /// The trace files of all ranks of a run.
 pub(crate) struct Run<'a> {
     pub(crate) files: &'a [TraceFile],
@@ -11,6 +13,8 @@ pub(crate) struct Run<'a> {
     pub(crate) calls: Vec<String>,
     /// The supersteps that all ranks' files contain.
     pub(crate) supersteps: Vec<Superstep<'a>>,
+    /// Ranks that share cores.
+    pub(crate) groups: Vec<CoreGroup>,
 }
 
 /// A superstep. All lists are indexed by rank.
@@ -58,6 +62,7 @@ impl<'a> Run<'a> {
             files,
             calls,
             supersteps,
+            groups: cores::groups(files),
         }
     }
 
@@ -76,6 +81,13 @@ impl<'a> Run<'a> {
 
     pub(crate) fn ranks(&self) -> usize {
         self.files.len()
+    }
+
+    /// True if more packets were repeated than arrived twice. Otherwise they were only late.
+    pub(crate) fn has_loss(&self) -> bool {
+        let steps = || self.supersteps.iter().flat_map(|one| &one.steps);
+        let repeats = total(steps().map(|step| u64::from(step.repeats)));
+        repeats > total(steps().map(|step| u64::from(step.duplicates)))
     }
 }
 
@@ -108,6 +120,16 @@ fn volumes(steps: &[&Step]) -> (Vec<u64>, Vec<u64>) {
 impl Superstep<'_> {
     pub(crate) fn compute_ns(&self) -> impl Iterator<Item = u64> {
         self.steps.iter().map(|step| step.compute_ns())
+    }
+
+    /// How long the ranks computed, without the time in which they were preempted.
+    pub(crate) fn work_ns(&self) -> impl Iterator<Item = u64> {
+        self.steps.iter().map(|step| step.work_ns())
+    }
+
+    /// Time that was lost for want of cores.
+    pub(crate) fn lost(&self, groups: &[CoreGroup]) -> LostCores {
+        cores::lost(&self.steps, groups)
     }
 
     /// The rank that computed longest, and how long.

@@ -3,9 +3,10 @@
 use dipole_bsp::trace::{Clocks, total};
 use serde::Serialize;
 
+use super::causes::Losses;
 use super::files::notes;
-use super::prediction::{Predictions, awaited, awaited_words};
-use super::run::{Run, Superstep, float, is_at_least, milliseconds};
+use super::prediction::Predictions;
+use super::run::{Run, Superstep, float, is_at_least};
 use super::tree::{self, Node};
 
 /// The supersteps ended by one call.
@@ -28,20 +29,6 @@ pub(crate) struct Profile {
     pub(crate) stalls: u64,
     /// Main causes of lost time, as text; empty if little was lost.
     pub(crate) reasons: Vec<String>,
-    #[serde(skip)]
-    by_rank: Vec<ByRank>,
-    /// The rank whose messages were waited for most, and its share in percent.
-    #[serde(skip)]
-    awaited: Option<(usize, u64)>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq)]
-struct ByRank {
-    /// How much longer than the mean it computed, where it was the slowest.
-    late_ns: u64,
-    repeats: u64,
-    /// Bytes in supersteps in which it had the most.
-    skew_bytes: u64,
 }
 
 /// Uncertainty of a node's clock where times of nodes are compared.
@@ -96,8 +83,6 @@ pub(crate) fn summarise(run: &Run<'_>, clocks: Option<&Clocks>) -> Summary {
             let own = || run.supersteps.iter().filter(move |one| one.call == at);
             let mut profile = Profile {
                 call: call.clone(),
-                by_rank: vec![ByRank::default(); run.ranks()],
-                awaited: awaited(own()),
                 ..Profile::default()
             };
             own().for_each(|superstep| profile.add(superstep));
@@ -108,8 +93,9 @@ pub(crate) fn summarise(run: &Run<'_>, clocks: Option<&Clocks>) -> Summary {
         calls[superstep.call].predicted_communicate_ns += ns;
     }
     let is_model = predictions.parameters.is_some();
+    let predicted = is_model.then_some(&predictions.communicate_ns[..]);
     let all_ns = total(calls.iter().map(Profile::time_ns));
-    for call in &mut calls {
+    for (at, call) in calls.iter_mut().enumerate() {
         call.utilisation = match call.compute_ns {
             0 => 1.0,
             most => call.utilisation / float(most),
@@ -117,7 +103,7 @@ pub(crate) fn summarise(run: &Run<'_>, clocks: Option<&Clocks>) -> Summary {
         // Losses of a call that hardly counts are noise.
         let counts = is_at_least(call.time_ns(), 1, all_ns) || call.repeats > 0;
         if counts {
-            call.reasons = reasons(call, is_model, head.nodes);
+            call.reasons = Losses::of(run, at, predicted).reasons();
         }
     }
     calls.sort_by_key(|call| std::cmp::Reverse(call.time_ns()));
@@ -162,88 +148,26 @@ impl Profile {
 
     /// Adds one superstep of all ranks.
     fn add(&mut self, superstep: &Superstep<'_>) {
-        let (slowest, most_ns) = superstep.slowest();
-        let (widest, most_bytes) = superstep.widest();
+        let (most_ns, most_bytes) = (superstep.slowest().1, superstep.widest().1);
         let ranks = float(superstep.steps.len() as u64);
         self.supersteps += 1;
         self.utilisation += superstep.compute_ns().map(float).sum::<f64>() / ranks;
         self.mean_bytes += superstep.mean_h();
-        let late_ns = most_ns - superstep.mean_compute_ns();
         for (sum, own) in [
             (&mut self.compute_ns, most_ns),
             (&mut self.communicate_ns, superstep.communicate_ns()),
             (&mut self.h_bytes, most_bytes),
-            (&mut self.by_rank[slowest].late_ns, late_ns),
         ] {
             *sum = sum.saturating_add(own);
         }
-        let skew_bytes = &mut self.by_rank[widest].skew_bytes;
-        *skew_bytes = skew_bytes.saturating_add(most_bytes);
         self.stalls += superstep.stalls();
-        for (rank, repeats) in superstep.repeats().enumerate() {
-            self.repeats += repeats;
-            self.by_rank[rank].repeats += repeats;
-        }
+        self.repeats += superstep.repeats().sum::<u64>();
     }
-}
-
-/// The time lost at a call, and a remedy.
-fn reasons(call: &Profile, is_model: bool, nodes: u32) -> Vec<String> {
-    let mut reasons = Vec::new();
-    let largest = |of: fn(&ByRank) -> u64| {
-        let values = call.by_rank.iter().map(of).enumerate();
-        values.max_by_key(|(_, value)| *value).unwrap_or_default()
-    };
-    let late_ns = total(call.by_rank.iter().map(|rank| rank.late_ns));
-    let time_ns = call.time_ns();
-    if call.utilisation < 0.8 && is_at_least(late_ns, 10, time_ns) {
-        let (slowest, its_ns) = largest(|rank| rank.late_ns);
-        reasons.push(match is_at_least(its_ns, 70, late_ns) {
-            true => format!(
-                "slow rank: {} ms are lost since the others wait for rank {slowest}; give it less \
-                 work, or look what else runs on its node",
-                milliseconds(late_ns)
-            ),
-            false => format!(
-                "imbalance: {} ms are lost since now one rank computes longest and now another, \
-                 rank {slowest} most often; divide the work of each superstep evenly, or join \
-                 supersteps",
-                milliseconds(late_ns)
-            ),
-        });
-    }
-    if call.repeats > 0 {
-        let (rank, repeats) = largest(|rank| rank.repeats);
-        reasons.push(format!(
-            "loss: {} packets were sent again, {repeats} of them by rank {rank}; `dipole doctor` \
-             looks for full queues and bad links on its way",
-            call.repeats
-        ));
-    }
-    // With a prediction, only communication that took twice as long counts as slow.
-    let is_slow = float(call.communicate_ns) > 2.0 * call.predicted_communicate_ns;
-    let is_much = is_at_least(call.communicate_ns, 20, time_ns) && (is_slow || !is_model);
-    if let Some((rank, share)) = call.awaited.filter(|_| is_much && call.repeats == 0) {
-        reasons.push(awaited_words(rank, share, nodes));
-    }
-    if call.mean_bytes > 0.0 && float(call.h_bytes) >= 2.0 * call.mean_bytes {
-        let (rank, bytes) = largest(|rank| rank.skew_bytes);
-        let owner = match is_at_least(bytes, 70, call.h_bytes) {
-            true => format!("rank {rank}"),
-            false => format!("now one rank and now another, rank {rank} most often,"),
-        };
-        reasons.push(format!(
-            "skewed h: {owner} sends or receives {:.1} times as much as the mean; spread the \
-             bytes, as a two-phase broadcast does",
-            float(call.h_bytes) / call.mean_bytes
-        ));
-    }
-    reasons
 }
 
 #[cfg(test)]
 mod tests {
-    use dipole_bsp::trace::{Header, Site, State, Step, TraceFile};
+    use dipole_bsp::trace::{Step, TraceFile};
 
     use super::super::files::check;
     use super::*;
@@ -251,28 +175,10 @@ mod tests {
     /// Ranks of one run; a superstep of a rank is its computation, bytes to rank 0 and retransmissions.
     fn run(ranks: &[&[(u64, u64, u32)]]) -> Vec<TraceFile> {
         let size = u32::try_from(ranks.len()).expect("few");
-        let file = |(rank, steps): (u32, &&[(u64, u64, u32)])| TraceFile {
-            header: Header {
-                state: State::Ended,
-                rank,
-                size,
-                nodes: 1,
-                leader: 0,
-                first: 1,
-                run: 5,
-                begun_ns: 0,
-                begun_unix_ns: 0,
-                link: "shm".into(),
-                host: String::new(),
-            },
-            sites: vec![Site {
-                call: "bsp_sync".into(),
-                file: "a/lu.c".into(),
-                line: 30,
-            }],
-            modules: Vec::new(),
-            stacks: Vec::new(),
-            steps: (1..)
+        let file = |(rank, steps): (u32, &&[(u64, u64, u32)])| {
+            let mut file = crate::trace::tests::file(rank);
+            file.header.size = size;
+            file.steps = (1..)
                 .zip(*steps)
                 .map(|(epoch, (compute_ns, bytes, repeats))| Step {
                     epoch,
@@ -282,9 +188,8 @@ mod tests {
                     put: vec![(0, *bytes)],
                     ..Step::default()
                 })
-                .collect(),
-            is_wrapped: false,
-            damaged_blocks: 0,
+                .collect();
+            file
         };
         (0..).zip(ranks).map(file).collect()
     }

@@ -27,8 +27,25 @@ pub(crate) struct Node {
     pub(crate) mean_h_bytes: f64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) below: Vec<Node>,
-    #[serde(skip)]
-    sums_ns: Vec<u64>,
+    /// The same of each rank (thesis, figure 6.9).
+    pub(crate) ranks: Vec<RankPart>,
+}
+
+/// A rank's part of a node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct RankPart {
+    pub(crate) compute_ns: u64,
+    /// Computation without the time in which it was preempted.
+    pub(crate) work_ns: u64,
+    /// Time in the calls that end supersteps.
+    pub(crate) in_calls_ns: u64,
+    /// Part of that in which it waited for other ranks.
+    pub(crate) waited_ns: u64,
+    pub(crate) sent_bytes: u64,
+    pub(crate) received_bytes: u64,
+    pub(crate) repeats: u64,
+    pub(crate) ack_requests: u64,
+    pub(crate) stalls: u64,
 }
 
 impl Node {
@@ -55,9 +72,26 @@ impl Node {
             *sum = sum.saturating_add(own);
         }
         self.mean_h_bytes += superstep.mean_h();
-        self.sums_ns.resize(superstep.steps.len(), 0);
-        for (sum, own) in self.sums_ns.iter_mut().zip(superstep.compute_ns()) {
-            *sum = sum.saturating_add(own);
+        let ranks = superstep.steps.len();
+        self.ranks.resize(ranks, RankPart::default());
+        for (rank, part) in self.ranks.iter_mut().enumerate() {
+            let step = superstep.steps[rank];
+            for (sum, own) in [
+                (&mut part.compute_ns, step.compute_ns()),
+                (&mut part.work_ns, step.work_ns()),
+                (&mut part.in_calls_ns, step.sync_ns()),
+                (
+                    &mut part.waited_ns,
+                    total(step.waits.iter().map(|(_, ns)| *ns)),
+                ),
+                (&mut part.sent_bytes, superstep.out[rank]),
+                (&mut part.received_bytes, superstep.inward[rank]),
+                (&mut part.repeats, u64::from(step.repeats)),
+                (&mut part.ack_requests, u64::from(step.ack_requests)),
+                (&mut part.stalls, u64::from(step.stalls)),
+            ] {
+                *sum = sum.saturating_add(own);
+            }
         }
     }
 
@@ -76,7 +110,8 @@ impl Node {
 
     /// Sorts by cost, highest first.
     fn finish(&mut self) {
-        self.max_of_sums_ns = self.sums_ns.iter().copied().max().unwrap_or(0);
+        let sums = self.ranks.iter().map(|part| part.compute_ns);
+        self.max_of_sums_ns = sums.max().unwrap_or(0);
         self.below.iter_mut().for_each(Node::finish);
         self.below
             .sort_by_key(|node| std::cmp::Reverse(node.time_ns()));

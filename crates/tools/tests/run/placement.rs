@@ -105,3 +105,28 @@ fn bound_ranks_run_on_separate_cores_which_are_printed() {
         err(&output)
     );
 }
+
+#[test]
+fn ranks_on_few_cores_are_distributed_evenly_over_them() {
+    let script = "echo $DIPOLE_RANK $(grep Cpus_allowed_list /proc/self/status | cut -f 2)";
+    let all = std::thread::available_parallelism().unwrap().get();
+    for on in [1, all.min(2)] {
+        let output = run(&["-n", "16", "--on", &on.to_string(), "sh", "-c", script]);
+        assert_eq!(status(&output), 0, "{}", err(&output));
+        let mut used: BTreeMap<usize, usize> = BTreeMap::new();
+        for line in lines(&output) {
+            let (_, list) = line.split_once(' ').unwrap();
+            let own = cores(list);
+            assert_eq!(own.len(), 1, "{line}");
+            *used.entry(own.into_iter().next().unwrap()).or_default() += 1;
+        }
+        assert_eq!(used.len(), on, "{used:?}");
+        assert!(used.values().all(|ranks| *ranks == 16 / on), "{used:?}");
+        let said = err(&output);
+        assert!(
+            said.contains(&format!("ranks 0 to {} on", 16 / on - 1)),
+            "{said}"
+        );
+    }
+    assert_eq!(status(&run(&["-n", "2", "--on", "0", "true"])), 2);
+}

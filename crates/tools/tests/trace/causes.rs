@@ -19,10 +19,14 @@ fn a_slowed_rank_and_the_function_that_waits_are_reported() {
         reasons[0].starts_with("slow rank: ") && reasons[0].contains("wait for rank 1;"),
         "{summary:#}"
     );
-    // The largest deviation is that rank's as well, and the call that ended each superstep is known.
-    let largest = summary["predictions"]["largest"][0]["reason"].as_str();
-    let largest = largest.expect("a reason");
-    assert!(largest.starts_with("slow rank: rank 1 "), "{summary:#}");
+    // So does the list of deviations, in which other programs of this machine may come first. The call
+    // that ended each superstep is known.
+    let largest = summary["predictions"]["largest"].as_array();
+    let named = largest.expect("a list").iter().any(|one| {
+        let reason = one["reason"].as_str().expect("a reason");
+        reason.starts_with("slow rank: rank 1 ")
+    });
+    assert!(named, "{summary:#}");
     let hottest = summary["hottest"].as_str().expect("a path");
     assert!(
         hottest.starts_with("main > exchange > slowed.c:"),

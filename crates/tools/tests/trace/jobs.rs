@@ -97,9 +97,15 @@ impl Job {
 
     /// The command that runs it with traces, by so many ranks here.
     pub(crate) fn command(&self, ranks: u32, arguments: &[&str]) -> Command {
+        self.command_with(ranks, &[], arguments)
+    }
+
+    /// The same with options of `dipole run`.
+    pub(crate) fn command_with(&self, ranks: u32, options: &[&str], arguments: &[&str]) -> Command {
         let mut command = dipole_testbed::isolated_command(PROGRAM);
         command
             .args(["run", "-n", &ranks.to_string()])
+            .args(options)
             .env("DIPOLE_RUNTIME_DIR", self.path("runtime"))
             .env("DIPOLE_PROFILE", self.path("profile"))
             .env_remove("DIPOLE_HOSTS");

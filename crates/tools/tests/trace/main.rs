@@ -8,5 +8,7 @@ mod browser;
 mod causes;
 mod jobs;
 mod pictures;
+mod planted;
 mod terminal;
+mod virtual_processes;
 mod waits;
