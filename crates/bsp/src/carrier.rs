@@ -13,6 +13,11 @@ use dipole_node::job::Job;
 
 use crate::failure::Failure;
 
+pub use connection::Connection;
+pub(crate) use connection::job;
+pub use endpoint::Endpoints;
+pub use tcp::Tcp;
+
 /// Packets of a link, counted since the program began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkCounters {
@@ -23,11 +28,6 @@ pub struct LinkCounters {
     /// Packets that only requested an acknowledgement.
     pub ack_requests: u64,
 }
-
-pub use connection::Connection;
-pub(crate) use connection::job;
-pub use endpoint::Endpoints;
-pub use tcp::Tcp;
 
 /// Moves messages between ranks: in order between two ranks, without loss or duplicates.
 pub trait Carrier {

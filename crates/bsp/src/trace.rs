@@ -2,9 +2,9 @@
 //! (`docs/design/traces.md`).
 //!
 //! `format` defines the records, which [`TraceFile::parse`] reads. `tracer` collects the data of the
-//! current superstep. `clocks` compares the clocks of nodes. `cpu` reads
-//! the CPU clock. The file itself, and the stacks from which
-//! supersteps were ended, come from `dipole_trace`.
+//! current superstep, `step` is the record of one superstep on one rank, and `cpu` measures CPU time.
+//! `clocks` compares the clocks of nodes. The file itself, and the stacks from which supersteps were
+//! ended, come from `dipole_trace`.
 
 mod clocks;
 mod cpu;

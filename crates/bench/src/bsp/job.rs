@@ -242,7 +242,7 @@ fn progress(results: &[RankOutput]) -> String {
         RankOutput::Sample(sample) => Some(sample),
         RankOutput::Packets { .. } => None,
     });
-    match samples.last() {
+    match samples.next_back() {
         None => "no rank had measured anything".to_owned(),
         Some(sample) => format!(
             "rank {} had measured {:?} of {} bytes, and the measurement after it did not end",

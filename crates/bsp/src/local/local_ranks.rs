@@ -21,8 +21,8 @@ const SPINS: u32 = 300;
 /// Times that it yields its core before it sleeps, if each rank has a core. Ranks that share cores
 /// yield less, so that together they take little of the time of those that compute.
 const YIELDS: u32 = 200;
-/// Least number of times that it yields.
-const LEAST_YIELDS: u32 = 2;
+/// Fewest yields before it sleeps.
+const MIN_YIELDS: u32 = 2;
 /// Longest window. It takes address space; memory is used only where it is written.
 const WINDOW_BYTES: usize = 1 << 36;
 
@@ -115,7 +115,7 @@ pub(crate) struct LocalRanks {
 /// pairs still find what they wait for; the number falls with the square of the ranks per core.
 fn yields(ranks: usize, cores: usize) -> u32 {
     let per_core = u32::try_from(ranks.div_ceil(cores.max(1))).unwrap_or(u32::MAX);
-    (YIELDS / per_core.saturating_mul(per_core).max(1)).max(LEAST_YIELDS)
+    (YIELDS / per_core.saturating_mul(per_core).max(1)).max(MIN_YIELDS)
 }
 
 impl LocalRanks {

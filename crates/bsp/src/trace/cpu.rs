@@ -4,6 +4,7 @@
 //! Reading both clocks takes two system calls. A superstep is measured only if it computes for
 //! [`SHORTEST_NS`] or more, and the reading that it is compared with is renewed at most that often.
 
+use nix::sys::resource::{UsageWho, getrusage};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Shortest computation that is measured. A rank that lost its core waits longer than this for it.
@@ -83,17 +84,12 @@ impl Reading {
 
 /// Involuntary and voluntary context switches of the calling thread.
 fn switches() -> Option<(u64, u64)> {
-    let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
-    // SAFETY: the pointer is valid for writes of one `rusage`, and the kernel keeps no copy of it.
-    let status = unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) };
-    if status != 0 {
-        return None;
-    }
-    // SAFETY: the call has succeeded, so the kernel has filled the whole structure, which consists of
-    // integers.
-    let usage = unsafe { usage.assume_init() };
-    let count = |count: libc::c_long| u64::try_from(count).ok();
-    Some((count(usage.ru_nivcsw)?, count(usage.ru_nvcsw)?))
+    let usage = getrusage(UsageWho::RUSAGE_THREAD).ok()?;
+    let count = |count| u64::try_from(count).ok();
+    Some((
+        count(usage.involuntary_context_switches())?,
+        count(usage.voluntary_context_switches())?,
+    ))
 }
 
 #[cfg(test)]
