@@ -66,7 +66,17 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<(AnyLink, LinkC
         addresses.extend(&config.interfaces);
         addresses.truncate(MAX_INTERFACES);
         let interfaces = Multihomed::bind(&addresses, &options, with_fast_path);
-        AnyLink::from(interfaces.map_err(failed)?)
+        let interfaces = interfaces.map_err(failed)?;
+        for (index, address) in addresses.iter().enumerate() {
+            if !interfaces.is_in_use(index) {
+                tracing::warn!(
+                    "{address} of {} cannot be used yet: no interface of this machine that is up has \
+                     it; it is taken into use when one does",
+                    config.node
+                );
+            }
+        }
+        AnyLink::from(interfaces)
     };
     match refused {
         Some(cause) if config.links == Links::Bpf => {
