@@ -12,8 +12,8 @@ use crate::net::{from_wire, to_wire};
 use crate::packets;
 
 impl Engine {
-    /// Uses the interfaces whose addresses are `present`, and tells peers if that is a change. What
-    /// is in flight on the others is sent again at once.
+    /// Uses the interfaces whose addresses are `present`, and sends peers the list if that is a change.
+    /// What is in flight on the others is sent again at once.
     pub fn follow_addresses(&mut self, now: Instant, present: &[IpAddr]) {
         let machine = &self.core.machine;
         let lanes = machine.peers().flat_map(|peer| machine.lanes(peer));

@@ -137,7 +137,7 @@ fn a_new_address_is_announced_and_carries_data() {
 }
 
 #[test]
-fn idle_peers_hear_of_new_addresses_and_test_them() {
+fn idle_peers_get_new_addresses_and_test_them() {
     let (mut wire, _) = connected(4, [&[0], &[0]]);
     wire.run(SECOND, |_| false);
     wire.listen_on(0, &[0, 2]);
