@@ -30,7 +30,7 @@ const RANGE_ATTEMPTS: u32 = 64;
 #[derive(Debug)]
 pub struct Multihomed<L> {
     interfaces: Vec<L>,
-    /// Which of them have their address now.
+    /// True for those that have their address now.
     in_use: Vec<bool>,
     /// By destination: the interface, and until when the entry is valid.
     routes: HashMap<IpAddr, (usize, u64)>,

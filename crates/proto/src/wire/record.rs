@@ -42,7 +42,7 @@ const WINDOW: u8 = 0x13;
 const PROBE: u8 = 0x14;
 const ECHO: u8 = 0x15;
 const BACKLOG: u8 = 0x16;
-/// Can be skipped: the sender's lanes are then found out by time-outs.
+/// Optional: without it, time-outs show that a lane is gone.
 pub(super) const LANES: u8 = 0x89;
 /// Records of these kinds may be skipped if they are unknown.
 const IGNORABLE: u8 = 0x80;
@@ -391,9 +391,8 @@ fn parse_body(
         }
         BACKLOG => {
             need(4)?;
-            Record::Backlog {
-                end: u32_at(body, 0),
-            }
+            let end = u32_at(body, 0);
+            Record::Backlog { end }
         }
         _ => return Err(bad),
     })

@@ -119,11 +119,7 @@ impl World {
                 if (node + interface).is_multiple_of(2) {
                     self.follow_addresses(self.node_of(node));
                 }
-                let what = if alive {
-                    "interface back"
-                } else {
-                    "interface dead"
-                };
+                let what = ["interface dead", "interface back"][usize::from(alive)];
                 self.trace.note(now_ns, node, What::Network(what));
             }
             Fault::LoseNetwork(lost) => {
