@@ -168,6 +168,13 @@ int dp_own_address(int fd, struct dp_address *address);
 #define DP_MORE 2       /* more messages follow: this one may wait and share its packet */
 #define DP_UNRELIABLE 4 /* deliver at most once, without retransmission; does not wait */
 
+/* The longest message, 1 GiB; a longer one fails with EMSGSIZE. A call that does not wait (DP_DONTWAIT,
+ * O_NONBLOCK, timeout_ns 0) takes a shorter one, because all of it must find room at once: for a
+ * process of another node as much as seven eighths of DIPOLE_FRAMES packets hold (about 1.2 MB by
+ * default), 32 MiB for one of this node or for several targets. A longer one fails with EMSGSIZE,
+ * and dp_error() returns a text with the limit. */
+#define DP_MAX_MESSAGE_BYTES 1073741824
+
 /* Sends a message; returns len. */
 ssize_t dp_send(int fd, const void *msg, size_t len, int flags, int64_t timeout_ns);
 
@@ -203,10 +210,11 @@ ssize_t dp_recv_copy(int fd, void *buf, size_t len, struct dp_address *source, i
 /* Sends messages that wait because of DP_MORE. The next message without it does so as well. */
 int dp_flush(int fd);
 
-/* Sends messages that wait because of DP_MORE, then waits until everything sent to the targets'
- * processes is acknowledged, which means that it is in their token buffer pools. Returns 0 also
- * if such a process received everything and has ended since; ECONNRESET if it ended before. A
- * negative time waits forever; 0 fails with ETIMEDOUT at once. */
+/* Sends messages that wait because of DP_MORE, then waits until everything that the endpoint sent is
+ * acknowledged, also with dp_send_to() and dp_reply(): it is in the token buffer pools of the
+ * receiving processes then. Returns 0 also if such a process received everything and has ended
+ * since; ECONNRESET if it ended before. EDESTADDRREQ if the endpoint has no targets and nothing
+ * else is unacknowledged. A negative time waits forever; 0 fails with ETIMEDOUT at once. */
 int dp_drain(int fd, int64_t timeout_ns);
 
 /*

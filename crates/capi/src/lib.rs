@@ -46,8 +46,8 @@ pub use group::{
     dp_reduce, dp_reduce_with,
 };
 pub use message::{
-    DP_DONTWAIT, DP_MORE, DP_UNRELIABLE, ReceivedMessage, dp_drain, dp_flush, dp_recv,
-    dp_recv_copy, dp_recv_many, dp_reply, dp_send, dp_send_to,
+    DP_DONTWAIT, DP_MAX_MESSAGE_BYTES, DP_MORE, DP_UNRELIABLE, ReceivedMessage, dp_drain, dp_flush,
+    dp_recv, dp_recv_copy, dp_recv_many, dp_reply, dp_send, dp_send_to,
 };
 pub use options::{
     DP_ANY, DP_IO, DP_NONBLOCK, DP_ZERO_NS, NodeOptions, OpenOptions, Pool, Stats, dp_finalize,

@@ -21,6 +21,8 @@ const SHORT_BYTES: usize = 4 << 10;
 pub const DP_DONTWAIT: c_int = 1;
 /// More messages follow: this one may wait for them and share their packet.
 pub const DP_MORE: c_int = 2;
+/// The longest message in bytes.
+pub const DP_MAX_MESSAGE_BYTES: i64 = dipole_node::MAX_MESSAGE_BYTES.cast_signed();
 /// Send without retransmission: the message arrives at most once.
 pub const DP_UNRELIABLE: c_int = 4;
 

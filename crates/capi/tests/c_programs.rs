@@ -444,6 +444,16 @@ fn every_mistake_has_a_number_and_a_text() {
 }
 
 #[test]
+fn what_was_sent_to_addresses_can_be_waited_for_and_lengths_have_limits() {
+    for link in ["shm", "udp"] {
+        let bench = Bench::new();
+        let program = bench.compile("drain");
+        let output = harness::run(bench.command(&program).env("DIPOLE_LINK", link));
+        assert_eq!(output, "all of it has arrived\n");
+    }
+}
+
+#[test]
 fn every_limit_has_a_number_and_a_text() {
     let output = Bench::new().example("limits", &[]);
     assert_eq!(output, "all limits have numbers\n");

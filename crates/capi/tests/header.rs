@@ -258,6 +258,7 @@ fn layouts() -> String {
 fn constants() -> Vec<(&'static str, i64)> {
     vec![
         ("DP_DONTWAIT", dipole::DP_DONTWAIT.into()),
+        ("DP_MAX_MESSAGE_BYTES", dipole::DP_MAX_MESSAGE_BYTES),
         ("DP_MORE", dipole::DP_MORE.into()),
         ("DP_UNRELIABLE", dipole::DP_UNRELIABLE.into()),
         ("DP_ZEROCOPY", dipole::DP_ZEROCOPY.into()),

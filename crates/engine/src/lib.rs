@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod addresses;
 mod arrivals;
 mod batch;
 mod command;

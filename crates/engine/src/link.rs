@@ -1,7 +1,7 @@
 //! All kinds of links behind one type, chosen at run time.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 
 use dipole_bpf::{Bpf, BpfStats};
@@ -103,6 +103,14 @@ impl Link for AnyLink {
 
     fn locals(&self, class: Class) -> Vec<SocketAddr> {
         on_link!(self, link => link.locals(class))
+    }
+
+    fn is_in_use(&self, interface: usize) -> bool {
+        on_link!(self, link => link.is_in_use(interface))
+    }
+
+    fn set_present(&mut self, present: &[IpAddr], destinations: &[IpAddr]) -> Option<Vec<IpAddr>> {
+        on_link!(self, link => link.set_present(present, destinations))
     }
 
     fn source(&self, class: Class, to: SocketAddr) -> SocketAddr {

@@ -398,7 +398,9 @@ pub(super) fn lanes(link: &AnyLink) -> ArrayVec<LaneAddress, MAX_LANES> {
     let pairs = small.zip(link.locals(Class::Bulk));
     let addresses = pairs.flat_map(|(small, bulk)| [(small, false), (bulk, true)]);
     let lanes = (0..).zip(addresses).take(MAX_LANES);
-    let lanes = lanes.map(|(lane, (address, bulk))| LaneAddress {
+    // A lane keeps its number while its interface is not in use.
+    let in_use = lanes.filter(|(lane, _)| link.is_in_use(usize::from(*lane) / 2));
+    let lanes = in_use.map(|(lane, (address, bulk))| LaneAddress {
         lane,
         bulk,
         address: to_wire(address),

@@ -188,6 +188,13 @@ impl Engine {
                     tracing::info!("{paths}");
                     continue;
                 }
+                PathChange::Moved => {
+                    tracing::info!(
+                        "node {} has other addresses than before: {paths}",
+                        paths.node
+                    );
+                    continue;
+                }
                 PathChange::PacketBytes { bytes } => {
                     tracing::warn!("packets to node {} now have {bytes} bytes", paths.node);
                     continue;

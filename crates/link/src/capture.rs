@@ -6,7 +6,7 @@
 use std::fmt;
 use std::fs::{File, Permissions};
 use std::io::{self, BufWriter, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -232,6 +232,8 @@ impl<L: Link> Link for Capture<L> {
             fn caps(&self) -> Caps;
             fn local(&self, class: Class) -> SocketAddr;
             fn locals(&self, class: Class) -> Vec<SocketAddr>;
+            fn is_in_use(&self, interface: usize) -> bool;
+            fn set_present(&mut self, present: &[IpAddr], destinations: &[IpAddr]) -> Option<Vec<IpAddr>>;
             fn source(&self, class: Class, to: SocketAddr) -> SocketAddr;
             fn refuses_next(&self) -> bool;
             fn message(&self, index: usize) -> Incoming<'_>;

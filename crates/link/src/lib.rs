@@ -32,12 +32,12 @@ pub mod window;
 pub mod word;
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 pub use any_hub::AnyHub;
 pub use capture::{Capture, CaptureError};
 pub use fault::Fault;
-pub use multihomed::{Multihomed, source_address};
+pub use multihomed::{Multihomed, present_addresses, source_address};
 pub use region::{Region, RegionError};
 pub use udp::Udp;
 pub use unsent::Unsent;
@@ -162,6 +162,21 @@ pub trait Link {
     /// The local addresses of a class, one for each interface; the first is [`local`](Self::local).
     fn locals(&self, class: Class) -> Vec<SocketAddr> {
         vec![self.local(class)]
+    }
+
+    /// True if an interface, by its position in [`locals`](Self::locals), is in use.
+    fn is_in_use(&self, interface: usize) -> bool {
+        let _always = interface;
+        true
+    }
+
+    /// Uses the interfaces whose addresses are `present`, and no others; those in use stay if none
+    /// is. Returns which of the `destinations` are now reached through another interface than
+    /// before, or not at all; `None` if that concerns none of them and the same interfaces are in
+    /// use.
+    fn set_present(&mut self, present: &[IpAddr], destinations: &[IpAddr]) -> Option<Vec<IpAddr>> {
+        let _one_interface = (present, destinations);
+        None
     }
 
     /// The local address from which a frame of this class to `to` would be sent, as far as known

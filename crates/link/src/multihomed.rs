@@ -1,6 +1,9 @@
 //! Several interfaces behind one link: a frame leaves through the interface from which the
 //! kernel would reach its destination.
 //!
+//! An interface is in use while its address exists and it can carry packets. The sockets of the
+//! others stay open and are bound already, so their address may appear later, or come back.
+//!
 //! A process binds the same kind of sockets on each interface, with the same ports. Its peers get
 //! all addresses in the handshake, and the protocol has a lane for each. Frames sent through an
 //! interface that is down are lost, as on any link; the protocol notices and uses another lane.
@@ -13,7 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::BorrowedFd;
 
 use crate::udp::{OpenError, Udp, UdpOptions};
-use crate::{Caps, Class, Incoming, Link, Outgoing};
+use crate::{Caps, Class, Incoming, Link, Outgoing, sys};
 
 /// Interval between route lookups for an unreachable destination.
 const RETRY_ROUTE_NS: u64 = 1_000_000_000;
@@ -27,6 +30,8 @@ const RANGE_ATTEMPTS: u32 = 64;
 #[derive(Debug)]
 pub struct Multihomed<L> {
     interfaces: Vec<L>,
+    /// True for those that have their address now.
+    in_use: Vec<bool>,
     /// By destination: the interface, and until when the entry is valid.
     routes: HashMap<IpAddr, (usize, u64)>,
     /// The interface of the last poll's frames.
@@ -39,7 +44,8 @@ pub struct Multihomed<L> {
 
 impl<L: Link> Multihomed<L> {
     /// Opens a link on each of these local addresses; the first is the one by which the process
-    /// is known. `finish` converts each UDP link.
+    /// is known. Addresses that are missing now are used once they exist, if any exists. `finish`
+    /// converts each UDP link.
     ///
     /// # Errors
     /// See [`OpenError`]; nothing stays open.
@@ -52,6 +58,15 @@ impl<L: Link> Multihomed<L> {
         finish: impl FnMut(Udp) -> L,
     ) -> Result<Multihomed<L>, OpenError> {
         assert!(!addresses.is_empty(), "at least one interface");
+        let present = present_addresses();
+        let in_use: Vec<bool> = (addresses.iter())
+            .map(|address| is_present(&present, *address))
+            .collect();
+        let has_any = in_use.contains(&true);
+        let options = &UdpOptions {
+            may_be_absent: has_any,
+            ..options.clone()
+        };
         let mut interfaces = open(addresses, options);
         // With a port range each attempt starts at another port.
         let attempts = options.ports.map_or(PORT_ATTEMPTS, |_| RANGE_ATTEMPTS);
@@ -63,6 +78,10 @@ impl<L: Link> Multihomed<L> {
         }
         Ok(Multihomed {
             interfaces: interfaces?.into_iter().map(finish).collect(),
+            in_use: match has_any {
+                true => in_use,
+                false => vec![true; addresses.len()],
+            },
             routes: HashMap::new(),
             polled: 0,
             next_polled: 0,
@@ -85,11 +104,18 @@ impl<L: Link> Multihomed<L> {
         }
     }
 
+    /// The first interface in use.
+    fn first(&self) -> usize {
+        self.in_use.iter().position(|in_use| *in_use).unwrap_or(0)
+    }
+
     /// The interface that the kernel would use for a destination now.
     fn routed(&self, to: IpAddr) -> Option<usize> {
         let from = source_address(to).ok();
-        let mut interfaces = self.interfaces.iter();
-        interfaces.position(|interface| Some(interface.local(Class::Small).ip()) == from)
+        let mut interfaces = self.interfaces.iter().zip(&self.in_use);
+        interfaces.position(|(interface, in_use)| {
+            *in_use && Some(interface.local(Class::Small).ip()) == from
+        })
     }
 
     #[cold]
@@ -99,11 +125,23 @@ impl<L: Link> Multihomed<L> {
             (Some(interface), _) => (interface, u64::MAX),
             // An interface that is down has no routes.
             (None, Some((before, _))) => (*before, now_ns.saturating_add(RETRY_ROUTE_NS)),
-            (None, None) => (0, now_ns.saturating_add(RETRY_ROUTE_NS)),
+            (None, None) => (self.first(), now_ns.saturating_add(RETRY_ROUTE_NS)),
         };
         self.routes.insert(to, (interface, until));
         interface
     }
+}
+
+/// The addresses of this machine whose interfaces can carry packets now.
+pub fn present_addresses() -> Vec<IpAddr> {
+    let all = sys::interface_addresses().unwrap_or_default();
+    let running = all.into_iter().filter(|one| one.running);
+    running.map(|one| one.ip).collect()
+}
+
+/// True if an address can be used. All of 127.0.0.0/8 exists, although only one is listed.
+fn is_present(present: &[IpAddr], address: IpAddr) -> bool {
+    address.is_loopback() || present.contains(&address)
 }
 
 /// Opens links on all addresses, with the same ports: a peer that knows one address knows all.
@@ -162,9 +200,32 @@ impl<L: Link> Link for Multihomed<L> {
             .collect()
     }
 
+    fn is_in_use(&self, interface: usize) -> bool {
+        self.in_use[interface]
+    }
+
+    fn set_present(&mut self, present: &[IpAddr], destinations: &[IpAddr]) -> Option<Vec<IpAddr>> {
+        let addresses = self.interfaces.iter().map(|it| it.local(Class::Small).ip());
+        let in_use: Vec<bool> = addresses.map(|ip| is_present(present, ip)).collect();
+        let has_changed = in_use != self.in_use && in_use.contains(&true);
+        if has_changed {
+            self.in_use = in_use;
+        }
+        // Routes may have changed even if the addresses are the same.
+        let before = std::mem::take(&mut self.routes);
+        let moved = destinations.iter().copied().filter(|to| {
+            let interface = before.get(to).map(|(interface, _)| *interface);
+            self.routed(*to) != interface
+        });
+        let moved: Vec<IpAddr> = moved.collect();
+        (has_changed || !moved.is_empty()).then_some(moved)
+    }
+
     fn source(&self, class: Class, to: SocketAddr) -> SocketAddr {
         let known = self.routes.get(&to.ip()).map(|(interface, _)| *interface);
-        let interface = known.or_else(|| self.routed(to.ip())).unwrap_or(0);
+        let interface = known
+            .or_else(|| self.routed(to.ip()))
+            .unwrap_or_else(|| self.first());
         self.interfaces[interface].local(class)
     }
 
@@ -277,8 +338,29 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_address_is_an_error() {
-        let addresses = [ip("127.0.0.1"), ip("192.0.2.1")];
-        assert!(Multihomed::bind(&addresses, &UdpOptions::default(), |link| link).is_err());
+    fn foreign_addresses_are_an_error_if_there_are_no_others() {
+        let foreign = [ip("192.0.2.2"), ip("192.0.2.1")];
+        assert!(Multihomed::bind(&foreign, &UdpOptions::default(), |link| link).is_err());
+    }
+
+    #[test]
+    fn a_missing_address_waits_until_it_exists() {
+        let addresses = [ip("192.0.2.1"), ip("127.0.0.1")];
+        let bound = Multihomed::bind(&addresses, &UdpOptions::default(), |link| link);
+        let mut link = bound.expect("one of them exists");
+        let in_use = |link: &Multihomed<Udp>| [link.is_in_use(0), link.is_in_use(1)];
+        assert_eq!(in_use(&link), [false, true]);
+        assert_eq!(link.local(Class::Small).ip(), addresses[0]);
+        // Frames leave through the other one.
+        let to = link.locals(Class::Small)[1];
+        assert_eq!(link.source(Class::Small, to), to);
+        let frame = Outgoing::frame(Class::Small, to, b"x");
+        assert_eq!(link.send(0, &[frame]).expect("works"), 1);
+        while link.poll(0, Class::Small).expect("works") == 0 {}
+        assert_eq!(link.message(0).bytes, b"x");
+        // It appears: only the list of interfaces changes.
+        let moved = link.set_present(&[addresses[0]], &[to.ip()]);
+        assert_eq!((moved, in_use(&link)), (Some(Vec::new()), [true, true]));
+        assert_eq!(link.set_present(&[addresses[0]], &[]), None);
     }
 }

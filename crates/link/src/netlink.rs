@@ -4,7 +4,7 @@
 //! its reply is queued when that returns and nothing here waits.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_REQUEST, NetlinkDeserializable, NetlinkMessage, NetlinkPayload,
@@ -16,6 +16,12 @@ use rustix::net::{
     AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recvfrom, sendto,
     socket_with,
 };
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
 
 /// Larger than any datagram that the kernel sends.
 const BUFFER_BYTES: usize = 32 << 10;
@@ -101,6 +107,24 @@ impl Socket {
             }
         }
         Ok(Some(found))
+    }
+
+    /// Discards the notifications at hand; true if there were any, or some were lost.
+    ///
+    /// # Errors
+    /// The error that the kernel returns.
+    pub fn discard(&mut self) -> io::Result<bool> {
+        let mut found = false;
+        loop {
+            match self.receive() {
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(found),
+                Err(cause) if cause.kind() == io::ErrorKind::InvalidData => {}
+                Err(cause) if cause.raw_os_error() == Some(libc::ENOBUFS) => {}
+                Err(cause) => return Err(cause),
+                Ok(_) => {}
+            }
+            found = true;
+        }
     }
 
     /// Reads a datagram from the kernel into the buffer; returns its length.

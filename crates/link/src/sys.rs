@@ -34,6 +34,8 @@ pub struct InterfaceAddress {
     pub scope_id: u32,
     /// The interface is up.
     pub up: bool,
+    /// It can carry packets now: it is up and, where that matters, has a carrier.
+    pub running: bool,
     /// It is the loopback interface.
     pub loopback: bool,
 }
@@ -54,6 +56,7 @@ pub fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
             prefix_bits: prefix_bits(one.netmask, ip),
             scope_id,
             up: one.flags.contains(InterfaceFlags::IFF_UP),
+            running: (one.flags).contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING),
             loopback: one.flags.contains(InterfaceFlags::IFF_LOOPBACK),
         })
     });

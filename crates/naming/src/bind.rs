@@ -47,6 +47,7 @@ mod tests {
             prefix_bits: 24,
             scope_id: u32::from(ip.starts_with("fe80")),
             up,
+            running: up,
             loopback: name == "lo",
         }
     }

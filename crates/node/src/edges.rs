@@ -14,6 +14,7 @@ mod id;
 mod lookups;
 mod opening;
 mod posts;
+mod retired;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,6 +40,7 @@ pub(crate) use id::EdgeRef;
 use opening::{Attempt, connect, permanent_failure};
 use posts::Posts;
 pub(crate) use posts::{MAX_POSTED_BYTES, NewPost, PostedBytes};
+use retired::Retired;
 
 /// Limit of edges that an endpoint keeps for replies.
 const MAX_CACHED: usize = 1024;
@@ -91,6 +93,7 @@ pub(crate) struct EdgeTable {
     waiting: Vec<EdgeRef>,
     copied_bytes: Arc<AtomicUsize>,
     cached: FxHashMap<(u32, Address), EdgeRef>,
+    retired: Retired,
     use_count: u64,
     connector: Connector,
     /// Why the connector's thread could not be started, and when to try again.
@@ -108,6 +111,7 @@ impl EdgeTable {
             waiting: Vec::new(),
             copied_bytes: Arc::default(),
             cached: FxHashMap::default(),
+            retired: Retired::default(),
             use_count: 0,
             connector,
             no_thread: None,
@@ -330,13 +334,6 @@ impl EdgeTable {
         }
     }
 
-    fn forget_cached(&mut self, engine: &mut Engine, source: u32, to: Address) {
-        if let Some(id) = self.cached.remove(&(source, to)) {
-            // Cached edges have no completion queue, so pending posts are simply dropped.
-            let _posts = self.remove(engine, id);
-        }
-    }
-
     /// Closes an edge: sent messages still arrive, posted operations are cancelled.
     pub(crate) fn close(&mut self, engine: &mut Engine, queues: &mut QueueTable, id: EdgeRef) {
         if let Some((to, mut posts)) = self.remove(engine, id) {
@@ -364,6 +361,7 @@ impl EdgeTable {
         source: u32,
     ) {
         self.cached.retain(|(endpoint, _), _| *endpoint != source);
+        self.retired.close_endpoint(source);
         for index in 0..self.slots.len() {
             if let Some(edge) = &self.slots[index]
                 && edge.source == source

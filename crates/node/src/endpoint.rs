@@ -456,23 +456,44 @@ impl Endpoint {
         self.send_unreliably(payload)
     }
 
-    /// Waits until the targets' processes have acknowledged everything: the messages are then in
-    /// their token buffer pools.
+    /// Waits until everything sent by [`send`](Self::send), [`send_to`](Self::send_to) and
+    /// [`reply`](Self::reply) has been acknowledged by the receiving processes: the messages are then
+    /// in their token buffer pools.
     ///
     /// # Errors
     /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Broken`], for the first target
-    /// that failed; the others have been waited for.
+    /// that failed; the others have been waited for. [`SendError::NoTarget`]: the endpoint has no
+    /// targets, and nothing that it sent to addresses is unacknowledged or lost.
     pub fn drain(&self, timeout: Duration) -> Result<(), SendError> {
         self.check_usable()?;
-        self.flush()?;
         let begun = std::time::Instant::now();
         let left = || Timeout::After(timeout.saturating_sub(begun.elapsed()));
+        let id = self.id().0;
+        let driver = &self.inner.driver;
         let mut drained = Ok(());
-        for (edge, to) in self.require_targets()? {
+        let sent_to = driver.with_last(|state, _| state.edges.sent_to(id));
+        let targets = match self.require_targets() {
+            Err(SendError::NoTarget { .. }) if !sent_to.is_empty() => Vec::new(),
+            targets => {
+                self.flush()?;
+                targets?
+            }
+        };
+        for (edge, to) in targets {
             let taken = self
                 .inner
                 .wait_target(edge, to, left())
                 .and_then(|target| self.inner.wait_acknowledged(&target, left()));
+            drained = drained.and(taken);
+        }
+        for target in sent_to {
+            let taken = self.inner.wait_acknowledged(&target, left());
+            if matches!(taken, Err(SendError::PeerGone { .. })) {
+                driver.with(|state, _| {
+                    let (engine, edges, _) = state.parts();
+                    edges.reported_loss(engine, id, &target);
+                });
+            }
             drained = drained.and(taken);
         }
         drained

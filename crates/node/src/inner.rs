@@ -8,6 +8,7 @@ use dipole_link::fork::ForkMark;
 use crate::config::Config;
 use crate::control::Control;
 use crate::error::CloseError;
+use crate::links::AddressFollower;
 use crate::process::ProcessState;
 use crate::progress::ProgressThread;
 use crate::registry::{Directory, Ports, Registration};
@@ -25,6 +26,8 @@ pub(crate) struct Inner {
     pub(crate) fork: ForkMark,
     pub(crate) progress: Arc<ProgressThread>,
     pub(crate) control: Control,
+    /// With several interfaces.
+    pub(crate) follower: Option<AddressFollower>,
 }
 
 impl Inner {
@@ -72,6 +75,9 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if self.is_forked() {
             return;
+        }
+        if let Some(follower) = &self.follower {
+            follower.stop();
         }
         self.progress.stop(&self.driver);
         if !std::thread::panicking()

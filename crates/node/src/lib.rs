@@ -76,7 +76,9 @@ pub use dipole_naming::bind::bind_address;
 pub use dipole_naming::environment::{default_runtime_dir, profile_dir, trace_dir, variable};
 pub use dipole_naming::{hosts, job, registry};
 pub use dipole_proto::wire::{RefusedReason, ResetReason};
-pub use dipole_proto::{Config as ProtocolConfig, PeerId, Stats as ProtocolStats};
+pub use dipole_proto::{
+    Config as ProtocolConfig, MAX_MESSAGE_BYTES, PeerId, Stats as ProtocolStats,
+};
 pub use edge::Edge;
 pub use edges::OverflowPolicy;
 pub use endpoint::Endpoint;

@@ -18,7 +18,7 @@ use crate::inner::Inner;
 use crate::landed::Landed;
 use crate::layer::LayerCounter;
 use crate::limits::{LIMITS_FILE, UserLimits};
-use crate::links::open_link;
+use crate::links::{AddressFollower, open_link};
 use crate::port::{ActivePort, PortContext};
 use crate::process::ProcessState;
 use crate::progress::ProgressThread;
@@ -101,6 +101,10 @@ impl Node {
         let progress = Arc::new(ProgressThread::default());
         let control = Control::start(&registry, &config, incarnation, choice, &driver, &progress)
             .map_err(OpenError::Sleep)?;
+        let follower = match config.interfaces.is_empty() {
+            true => None,
+            false => Some(AddressFollower::start(&driver).map_err(OpenError::Sleep)?),
+        };
         let fork = ForkMark::new().map_err(OpenError::Sleep)?;
         Ok(Node {
             inner: Arc::new(Inner {
@@ -112,6 +116,7 @@ impl Node {
                 fork,
                 progress,
                 control,
+                follower,
             }),
         })
     }

@@ -10,7 +10,7 @@ pub use crate::wire::MIN_PACKET_BYTES;
 const PATH_PACKET_BYTES: usize = 1200;
 /// The longest packet (UDP payload) in a jumbo frame.
 pub const MAX_PACKET_BYTES: usize = 8972;
-/// Maximum length of a message.
+/// Maximum length of a message, however it is sent.
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 30;
 /// Bytes of credit and pool that a message takes in addition to its payload.
 pub const MESSAGE_OVERHEAD_BYTES: u64 = 64;

@@ -132,7 +132,8 @@ impl fmt::Display for GoneReason {
 /// A change of the paths to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PathChange {
-    /// All lanes that will answer soon have answered. Reported once per session.
+    /// All lanes that will answer soon have answered. Reported once per session, and after
+    /// addresses of either side have changed.
     Settled,
     /// A lane has stopped answering. Its units are sent on others.
     Lost {
@@ -144,6 +145,8 @@ pub enum PathChange {
         /// Index of the lane.
         lane: u8,
     },
+    /// The peer has announced that it listens at other addresses than before.
+    Moved,
     /// The length of packets to the peer, with their trailer, has changed, because the path or the
     /// link does not carry longer ones or carries them again.
     PacketBytes {

@@ -1,6 +1,7 @@
 //! All peers of one process: assigns packets to them, opens and ends sessions and pipes, and lets
 //! the sessions send in turn.
 
+mod addresses;
 mod edges;
 mod packets;
 mod peers;
@@ -55,7 +56,8 @@ pub struct Machine {
     index: PeerIndex,
     room: RoomSearch,
     incarnation: u64,
-    lanes: Vec<LaneAddress>,
+    /// How often the lanes of this process have changed.
+    lanes_serial: u32,
     cookies: Cookies,
     outbox: Outbox,
     /// Sessions that may have packets to send.
@@ -84,12 +86,12 @@ impl Machine {
         lanes: &[LaneAddress],
     ) -> Machine {
         Machine {
-            shared: Shared::new(config),
+            shared: Shared::new(config, lanes),
             peers: PeerTable::default(),
             index: PeerIndex::default(),
             room: RoomSearch::default(),
             incarnation: incarnation.max(1),
-            lanes: lanes.to_vec(),
+            lanes_serial: 0,
             cookies: Cookies::new(secret),
             outbox: Outbox::new(),
             ready: VecDeque::new(),
@@ -525,7 +527,7 @@ impl Machine {
         let Some(session) = self.session(peer) else {
             return;
         };
-        let (home, echo) = (session.remote.home, session.remote.incarnation);
+        let (home, echo) = (session.hello_address(), session.remote.incarnation);
         let mut hello = self.own_hello(peer);
         hello.cookie = cookie;
         hello.echo = echo;
@@ -537,8 +539,8 @@ impl Machine {
         // The shortest packets have no room for all lanes.
         let rest = HEADER_BYTES + HELLO_FIXED_BYTES + self.handshake_seal().bytes();
         let room = config.packet_bytes.saturating_sub(rest) / LANE_BYTES;
-        let lanes = self.lanes.len().min(room);
-        let mut hello = Hello::new(&self.lanes[..lanes]);
+        let lanes = &self.shared.lanes;
+        let mut hello = Hello::new(&lanes[..lanes.len().min(room)]);
         hello.max_packet_bytes = u16::try_from(config.packet_bytes).unwrap_or(u16::MAX);
         hello.connection = peer.connection();
         hello.incarnation = self.incarnation;

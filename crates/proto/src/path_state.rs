@@ -81,6 +81,19 @@ impl PathState {
         }
     }
 
+    /// The peer does not listen there any more.
+    pub(crate) fn withdraw(&mut self) {
+        self.offer(LaneState::Missing);
+    }
+
+    /// The peer listens at another address from now on, of which nothing is known.
+    pub(crate) fn offer(&mut self, state: LaneState) {
+        *self = PathState {
+            round: self.round.wrapping_add(1),
+            ..PathState::new(state)
+        };
+    }
+
     /// A probe of full length was answered in this round. Returns the former state if that has
     /// changed it.
     pub(crate) fn answer(&mut self) -> Option<LaneState> {
@@ -114,6 +127,18 @@ mod tests {
         );
         assert_eq!(path.answer(), Some(LaneState::Silent));
         assert!(path.is_proven());
+    }
+
+    #[test]
+    fn a_withdrawn_address_is_not_used_and_another_one_must_answer() {
+        let mut path = PathState::new(LaneState::Answers);
+        path.withdraw();
+        assert!(!path.may_lead_there() && !path.is_heard());
+        assert_eq!(path.answer(), None, "a late echo");
+        path.offer(LaneState::Waiting);
+        assert!(path.is_in_question() && !path.is_heard());
+        assert_eq!(path.round(), 2, "late echoes have other tokens");
+        assert_eq!(path.answer(), Some(LaneState::Waiting));
     }
 
     #[test]

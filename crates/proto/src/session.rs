@@ -4,6 +4,7 @@
 //! `session/recover.rs`; `session/paths.rs` finds out which addresses of the peer are reachable.
 
 mod acks;
+mod addresses;
 mod control_lane;
 mod flow;
 mod lane_choice;
@@ -33,7 +34,7 @@ use crate::parts::Assemblies;
 use crate::send::{SendWindow, Slot};
 use crate::shared::Shared;
 use crate::time::Instant;
-use crate::wire::{Address, Hello, LaneAddress, SHARE_BYTES, Trailer};
+use crate::wire::{Address, Hello, SHARE_BYTES, Trailer};
 use acks::Acks;
 use control_lane::ControlLane;
 use flow::FlowReports;
@@ -224,12 +225,10 @@ impl Session {
         }
     }
 
-    /// Opens the session with the contents of the peer's hello or welcome. `own` are the lanes
-    /// that this process listens on.
+    /// Opens the session with the contents of the peer's hello or welcome.
     pub(crate) fn open(
         &mut self,
         hello: &Hello,
-        own: &[LaneAddress],
         trailer: Trailer,
         own_incarnation: u64,
         now: Instant,
@@ -267,7 +266,7 @@ impl Session {
                 .sample(now.since(since).max(1));
         }
         self.phase = Phase::Open;
-        self.open_lanes(hello, own, now, shared);
+        self.open_lanes(hello, now, shared);
         self.heard(now);
         self.rest_keepalive(now, shared);
     }

@@ -11,6 +11,7 @@ use crate::pool::Pool;
 use crate::send::Slot;
 use crate::stats::{DropReason, Stats};
 use crate::time::Instant;
+use crate::wire::LaneAddress;
 
 /// The turn of an edge to send a message longer than its window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +58,8 @@ pub(crate) struct Endpoint {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Shared {
     pub(crate) config: Config,
+    /// The lanes on which this process listens.
+    pub(crate) lanes: Vec<LaneAddress>,
     pub(crate) pool: Pool,
     pub(crate) endpoints: BTreeMap<u32, Endpoint>,
     /// Some edge may be waiting for its turn to send a long message.
@@ -83,10 +86,11 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(config: Config) -> Shared {
+    pub(crate) fn new(config: Config, lanes: &[LaneAddress]) -> Shared {
         Shared {
             pool: Pool::new(config.pool_bytes, config.pool_reserve_bytes),
             endpoints: BTreeMap::new(),
+            lanes: lanes.to_vec(),
             edges_waiting: false,
             endpoints_generation: 1,
             events: VecDeque::new(),

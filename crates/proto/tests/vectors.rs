@@ -5,7 +5,7 @@
 use dipole_proto::wire::{
     Address, Challenge, EdgeKey, Flags, HEADER_BYTES, Header, Hello, Kind, LaneAddress,
     MESSAGE_BYTES, OPERATION_BYTES, Operation, OperationKind, Packet, Range, Record, Reset,
-    ResetReason, emit_echo, emit_lane_ack, emit_message, emit_probe,
+    ResetReason, emit_echo, emit_lane_ack, emit_lanes, emit_message, emit_probe,
 };
 
 /// The fenced block "vector NAME" of the specification; `CRC` stands for four bytes.
@@ -142,6 +142,23 @@ fn the_lane_acknowledgement_matches_the_specification() {
     let mut bytes = [0; 64];
     let length = emit_lane_ack(&mut bytes, 1, (2, 10), &holes);
     assert_eq!(bytes[..length], documented("lane-ack"));
+}
+
+#[test]
+fn the_list_of_lanes_matches_the_specification() {
+    let lanes = [LaneAddress {
+        lane: 0,
+        bulk: false,
+        address: Address {
+            ip: std::net::Ipv4Addr::new(10, 0, 0, 1)
+                .to_ipv6_mapped()
+                .octets(),
+            port: 12345,
+        },
+    }];
+    let mut bytes = [0; 256];
+    let length = emit_lanes(&mut bytes, 2, &lanes);
+    assert_eq!(bytes[..length], documented("lanes"));
 }
 
 #[test]

@@ -203,6 +203,7 @@ fn describe_record(record: &Record<'_>) -> String {
         Record::Window { packets } => format!("window of {packets} packets"),
         Record::Probe { lane, .. } => format!("probe of lane {lane}"),
         Record::Echo { lane, .. } => format!("echo of lane {lane}"),
+        Record::Lanes(list) => format!("listens on {} lanes", list.lanes().count()),
         Record::Backlog { end } => format!("units below {end} wait for a window"),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use dipole_proto::wire::{Address, Greeting, OPERATION_BYTES};
+use dipole_proto::wire::{Address, Greeting, LaneAddress, OPERATION_BYTES};
 use dipole_proto::{DropReason, EdgeId, GoneReason, MessageStart, PeerId, Slot, Transmit};
 use serde::{Deserialize, Serialize};
 
@@ -174,6 +174,8 @@ pub enum Input<'a> {
     FetchFailed(EdgeId, u32, u64, u64),
     /// The process has disconnected from all peers and ended the recording.
     Closed,
+    /// `set_lanes`: the lanes, and the IP addresses that are reached in another way.
+    SetLanes(Vec<LaneAddress>, Vec<[u8; 16]>),
 }
 
 impl<'a> Input<'a> {

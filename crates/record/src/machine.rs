@@ -8,7 +8,7 @@ mod pipes;
 use std::io;
 use std::ops::Deref;
 
-use dipole_proto::wire::{Address, Flags};
+use dipole_proto::wire::{Address, Flags, LaneAddress};
 use dipole_proto::{
     Addressed, ConnectError, DropReason, Instant, Machine, PeerId, Train, Transmit,
 };
@@ -257,6 +257,12 @@ impl RecordedMachine {
     pub fn renew_proofs(&mut self, now: Instant) {
         self.machine.renew_proofs(now);
         self.note(|it| it.push_at(now, &Input::RenewProofs));
+    }
+
+    /// See [`Machine::set_lanes`].
+    pub fn set_lanes(&mut self, now: Instant, lanes: &[LaneAddress], moved: &[[u8; 16]]) {
+        self.machine.set_lanes(now, lanes, moved);
+        self.note(|it| it.push_at(now, &Input::SetLanes(lanes.to_vec(), moved.to_vec())));
     }
 
     /// See [`Machine::acknowledge`].

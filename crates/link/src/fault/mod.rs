@@ -11,7 +11,7 @@ mod shortage;
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 
 use rand::{Rng, SeedableRng};
@@ -369,6 +369,8 @@ impl<L: Link> Link for Fault<L> {
         to self.inner {
             fn local(&self, class: Class) -> SocketAddr;
             fn locals(&self, class: Class) -> Vec<SocketAddr>;
+            fn is_in_use(&self, interface: usize) -> bool;
+            fn set_present(&mut self, present: &[IpAddr], destinations: &[IpAddr]) -> Option<Vec<IpAddr>>;
             fn source(&self, class: Class, to: SocketAddr) -> SocketAddr;
             fn message(&self, index: usize) -> Incoming<'_>;
             fn arm(&mut self) -> bool;

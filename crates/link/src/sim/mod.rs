@@ -12,7 +12,7 @@ mod state;
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use bus::BusConfig;
@@ -158,6 +158,7 @@ impl Network {
             network: self.clone(),
             id,
             interfaces: interfaces.to_vec(),
+            in_use: interfaces.to_vec(),
             frames: Vec::new(),
             full_until_ns: None,
             refuses_next: false,
@@ -230,6 +231,8 @@ pub struct Port {
     id: u64,
     /// Small and bulk address of each interface.
     interfaces: Vec<[SocketAddr; 2]>,
+    /// Those through which frames leave.
+    in_use: Vec<[SocketAddr; 2]>,
     frames: Vec<(Class, Frame)>,
     /// When a full interface has room again.
     full_until_ns: Option<u64>,
@@ -275,15 +278,34 @@ impl Link for Port {
             .collect()
     }
 
+    fn is_in_use(&self, interface: usize) -> bool {
+        self.in_use.contains(&self.interfaces[interface])
+    }
+
+    fn set_present(&mut self, present: &[IpAddr], destinations: &[IpAddr]) -> Option<Vec<IpAddr>> {
+        let is_present = |interface: &&[SocketAddr; 2]| present.contains(&interface[0].ip());
+        let in_use: Vec<_> = self.interfaces.iter().filter(is_present).copied().collect();
+        if in_use.is_empty() || in_use == self.in_use {
+            return None;
+        }
+        let before = std::mem::replace(&mut self.in_use, in_use);
+        let moved = destinations.iter().copied().filter(|to| {
+            let to = SocketAddr::new(*to, 0);
+            let source = |interfaces: &_| state::source(interfaces, Class::Small, to);
+            source(&before) != source(&self.in_use)
+        });
+        Some(moved.collect())
+    }
+
     fn source(&self, class: Class, to: SocketAddr) -> SocketAddr {
-        state::source(&self.interfaces, class, to)
+        state::source(&self.in_use, class, to)
     }
 
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
         let mut state = self.network.lock();
         self.check(&state)?;
         state.advance(now_ns);
-        let (taken, full_until_ns) = state.send(&self.interfaces, batch);
+        let (taken, full_until_ns) = state.send(&self.in_use, batch);
         self.full_until_ns = full_until_ns;
         let frames: usize = batch.iter().map(Outgoing::count).sum();
         self.refuses_next = taken < frames && full_until_ns.is_none();

@@ -69,6 +69,8 @@ pub struct UdpOptions {
     /// True if runs of small frames are joined, too. They are delivered joined, so the caller
     /// must know the frames' lengths.
     pub join_small: bool,
+    /// True if the address may be missing; frames arrive once it exists.
+    pub may_be_absent: bool,
 }
 
 impl Default for UdpOptions {
@@ -82,6 +84,7 @@ impl Default for UdpOptions {
             segmentation: true,
             busy_poll: false,
             join_small: false,
+            may_be_absent: false,
         }
     }
 }

@@ -140,12 +140,12 @@ pub(super) fn open(
         source,
     };
     match options.ports.filter(|_| port == 0) {
-        None => bind(socket.as_fd(), address).map_err(failed)?,
+        None => bind_later(socket.as_fd(), address, options).map_err(failed)?,
         Some(ports) => {
             let is_taken = |cause: &io::Error| cause.kind() == io::ErrorKind::AddrInUse;
             let mut tries = ports
                 .from(rand::random())
-                .map(|port| bind(socket.as_fd(), with_port(ip, port, scope_id)))
+                .map(|port| bind_later(socket.as_fd(), with_port(ip, port, scope_id), options))
                 .skip_while(|bound| bound.as_ref().is_err_and(is_taken));
             tries
                 .next()
@@ -157,6 +157,23 @@ pub(super) fn open(
         .and_then(SocketAddr::try_from)
         .map_err(|error| failed(error.into()))?;
     Ok(BoundSocket { socket, local })
+}
+
+/// Like [`bind`], also to an address that is missing now, if the options permit that.
+fn bind_later(socket: BorrowedFd<'_>, address: SocketAddr, options: &UdpOptions) -> io::Result<()> {
+    match bind(socket, address) {
+        Err(cause) if options.may_be_absent && cause.kind() == io::ErrorKind::AddrNotAvailable => {
+            let (level, option) = match address.ip() {
+                IpAddr::V4(_) => (libc::SOL_IP, libc::IP_FREEBIND),
+                IpAddr::V6(_) => (libc::SOL_IPV6, libc::IPV6_FREEBIND),
+            };
+            sys::set_option(socket, level, option, 1_i32)?;
+            bind(socket, address)?;
+            // Otherwise frames would leave through other interfaces from an address that is not ours.
+            sys::set_option(socket, level, option, 0_i32)
+        }
+        done => done,
+    }
 }
 
 /// Binds to a port that stays the socket's until it is closed; the ring broker requires that.

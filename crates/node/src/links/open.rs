@@ -65,8 +65,9 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<(AnyLink, LinkC
         let mut addresses = vec![config.bind];
         addresses.extend(&config.interfaces);
         addresses.truncate(MAX_INTERFACES);
-        let interfaces = Multihomed::bind(&addresses, &options, with_fast_path);
-        AnyLink::from(interfaces.map_err(failed)?)
+        let interfaces = Multihomed::bind(&addresses, &options, with_fast_path).map_err(failed)?;
+        warn_of_absent(&interfaces, &addresses);
+        AnyLink::from(interfaces)
     };
     match refused {
         Some(cause) if config.links == Links::Bpf => {
@@ -94,6 +95,18 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<(AnyLink, LinkC
         link = AnyLink::Fault(Box::new(Fault::new(link, plan.clone())));
     }
     Ok((link, choice))
+}
+
+/// Logs which addresses are missing now.
+fn warn_of_absent(link: &Multihomed<AnyLink>, addresses: &[std::net::IpAddr]) {
+    for (index, address) in addresses.iter().enumerate() {
+        if !link.is_in_use(index) {
+            tracing::warn!(
+                "{address} cannot be used yet: no interface of this machine that is up has it; it is \
+                 taken into use when one does"
+            );
+        }
+    }
 }
 
 /// Logs how well busy polling works, if it was requested.

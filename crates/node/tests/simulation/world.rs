@@ -596,6 +596,9 @@ impl World {
         if let Some((_, lost)) = self.scenario.lost_network {
             self.lose_network(lost);
         }
+        for machine in 0..self.nodes.len() {
+            self.follow_addresses(machine);
+        }
         for index in 0..self.nodes.len() {
             if self.nodes[index].paused_until_ns < u64::MAX {
                 self.nodes[index].paused_until_ns = 0;

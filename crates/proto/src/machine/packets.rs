@@ -338,14 +338,11 @@ impl Machine {
         let Some(session) = self.peers.session_mut(peer) else {
             return;
         };
-        session.open(
-            hello,
-            &self.lanes,
-            trailer,
-            self.incarnation,
-            now,
-            &mut self.shared,
-        );
+        session.open(hello, trailer, self.incarnation, now, &mut self.shared);
+        if self.lanes_serial > 0 {
+            // The peer may know a hello from before the last change.
+            session.announce(self.lanes_serial);
+        }
         let index = session_index(peer);
         if matches!(trailer, Trailer::Auth | Trailer::Encrypt) {
             let (own, config) = (session.keys.own, &self.shared.config);

@@ -6,7 +6,6 @@
 //! probe.
 
 use alloc::collections::VecDeque;
-use alloc::vec::Vec;
 use core::hash::{Hash, Hasher};
 use serde::{Deserialize, Serialize};
 
@@ -17,9 +16,10 @@ use crate::event::{Event, PathChange};
 use crate::lane::Lane;
 use crate::path_state::LaneState;
 use crate::session::Session;
+use crate::session::addresses::Announcements;
 use crate::shared::Shared;
 use crate::time::Instant;
-use crate::wire::{Address, HEADER_BYTES, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress};
+use crate::wire::{Address, HEADER_BYTES, HELLO_FIXED_BYTES, Hello, LANE_BYTES};
 
 /// Rounds of probes that are sent even if the session is idle.
 const FIRST_ROUNDS: u8 = 2;
@@ -76,6 +76,7 @@ pub(super) struct Paths {
     next_bulk_lane: usize,
     /// Index of the lane to the source of the newest packet; replies use it.
     reply_lane: usize,
+    pub(super) announcements: Announcements,
 }
 
 impl Paths {
@@ -91,6 +92,7 @@ impl Paths {
             sent_unproven: 0,
             next_bulk_lane: 0,
             reply_lane: 0,
+            announcements: Announcements::default(),
         }
     }
 
@@ -123,6 +125,12 @@ impl Paths {
     /// When lanes are probed next, if units are in flight then.
     pub(super) fn next_at(&self) -> Instant {
         self.timer.at
+    }
+
+    /// True if the peer must be sent the list of this side's lanes.
+    #[inline]
+    pub(super) fn must_announce(&self) -> bool {
+        self.announcements.is_due()
     }
 
     pub(super) fn next_echo(&mut self) -> Option<Echo> {
@@ -166,6 +174,7 @@ impl Paths {
         }
         (self.rounds.min(FIRST_ROUNDS), self.due, self.settled).hash(hasher);
         (&self.echoes, self.timer.pause_ns).hash(hasher);
+        self.announcements.hash(hasher);
         // The exact budget matters only while it is too small for all probes.
         (self.unproven_left() > MUCH).hash(hasher);
     }
@@ -173,41 +182,18 @@ impl Paths {
 
 impl Session {
     /// Creates the lanes: those on which the peer listens, and those on which only this side does.
-    pub(super) fn open_lanes(
-        &mut self,
-        hello: &Hello,
-        own: &[LaneAddress],
-        now: Instant,
-        shared: &mut Shared,
-    ) {
-        let home = self.remote.home;
+    pub(super) fn open_lanes(&mut self, hello: &Hello, now: Instant, shared: &mut Shared) {
+        let (home, own) = (self.remote.home, &shared.lanes);
         let first = u64::from(shared.config.first_number);
-        let theirs = hello.lanes().iter().map(|lane| {
-            let mut to = lane.address;
-            if to.is_unspecified() {
-                to.ip = home.ip;
-            }
-            (lane.lane, lane.bulk, to)
-        });
-        let theirs: Vec<(u8, bool, Address)> = theirs.collect();
-        let mut theirs = theirs;
-        // Behind NAT, no listed address is the one that the handshake used. The first small lane uses
-        // that address; the listed ones are only claims.
-        if theirs.iter().all(|(.., to)| to.ip != home.ip) {
-            let first = theirs.iter().position(|(_, bulk, _)| !bulk).unwrap_or(0);
-            if let Some((.., to)) = theirs.get_mut(first) {
-                *to = home;
-            }
-        }
+        self.paths.announcements.is_translated = (hello.lanes().iter())
+            .all(|lane| !lane.address.is_unspecified() && lane.address.ip != home.ip);
+        let theirs = self.listed(hello.lanes().iter().copied());
         let hello_bytes = HEADER_BYTES + HELLO_FIXED_BYTES + theirs.len() * LANE_BYTES;
         self.paths.received += hello_bytes as u64;
-        let is_own = |ip: [u8; 16]| own.iter().any(|lane| lane.address.ip == ip);
-        let strangers = !is_own(home.ip);
         let lanes = theirs.iter().map(|&(id, bulk, to)| {
-            let state = match () {
-                () if to.ip == home.ip => LaneState::Answers,
-                () if strangers && is_own(to.ip) => LaneState::OwnAddress,
-                () => LaneState::Waiting,
+            let state = match to.ip == home.ip {
+                true => LaneState::Answers,
+                false => self.claimed(to, own),
             };
             Lane::new(id, bulk, to, state, first)
         });
@@ -217,7 +203,8 @@ impl Session {
         });
         let only_ours =
             only_ours.map(|lane| Lane::new(lane.lane, lane.bulk, home, LaneState::Missing, first));
-        self.lanes = lanes.chain(only_ours).collect();
+        let lanes = lanes.chain(only_ours).collect();
+        self.lanes = lanes;
         let mut lanes = self.lanes.iter();
         let home = lanes.position(|lane| !lane.bulk && lane.path.is_proven());
         self.paths.reply_lane = home.unwrap_or(0);
@@ -240,7 +227,7 @@ impl Session {
         })
     }
 
-    fn probe_pause_ns(&self, shared: &Shared) -> u64 {
+    pub(super) fn probe_pause_ns(&self, shared: &Shared) -> u64 {
         self.retransmission.timeout_ns(&shared.config)
     }
 
@@ -374,6 +361,16 @@ impl Session {
             self.paths.sent_unproven += bytes as u64;
         }
         may
+    }
+
+    /// Probes all lanes in question soon, even if the session is idle, because addresses have
+    /// changed.
+    pub(super) fn probe_anew(&mut self, now: Instant, shared: &mut Shared) {
+        self.paths.rounds = 0;
+        self.paths.settled = false;
+        let pause = self.probe_pause_ns(shared);
+        self.paths.timer.start(now, pause);
+        self.stop_if_settled(shared);
     }
 
     /// Stops probing once all lanes have answered.

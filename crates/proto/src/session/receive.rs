@@ -411,6 +411,7 @@ impl Session {
                 self.channel.on_end(key, sequence, shared);
             }
             Record::EdgeForgotten { key } => self.channel.on_forgotten(key, shared),
+            Record::Lanes(list) => self.on_lanes(&list, now, shared),
             Record::Refused {
                 source,
                 target,

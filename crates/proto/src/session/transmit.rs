@@ -77,7 +77,7 @@ impl Session {
                 || self.channel.credit_requests_due
                 || self.paths.has_transmit()
                 || self.sizing.has_transmit()
-                || self.channel.has_notice()
+                || self.has_notice()
                 || !self.unreliable.is_empty()
                 || self.window.has_next(self.allowed())
                 || self.must_announce_backlog())
@@ -116,8 +116,8 @@ impl Session {
         if !self.is_open() {
             return None;
         }
-        if self.channel.has_notice() {
-            self.queue_notices(frames);
+        if self.has_notice() {
+            self.queue_notices(frames, shared);
         }
         if self.paths.has_transmit() || self.sizing.has_transmit() {
             let probe = self.probe_or_echo(frames, shared);
@@ -169,7 +169,7 @@ impl Session {
             || self.channel.credit_requests_due
             || self.paths.has_transmit()
             || self.sizing.has_transmit()
-            || self.channel.has_notice()
+            || self.has_notice()
             || !self.unreliable.is_empty()
             || self.acks.is_due() && self.needs_own_packet(true);
         let may_leave = self.is_open()
@@ -555,16 +555,16 @@ impl Session {
 
     /// True if notices wait for a free frame.
     pub(crate) fn has_notice(&self) -> bool {
-        self.is_open() && self.channel.has_notice()
+        self.is_open() && (self.channel.has_notice() || self.paths.must_announce())
     }
 
     /// Packs notices into units of their own, so that they are retransmitted.
-    fn queue_notices(&mut self, frames: &mut impl Frames) {
+    fn queue_notices(&mut self, frames: &mut impl Frames, shared: &Shared) {
         let Some((slot, bytes)) = frames.allocate() else {
             return;
         };
         let limit = self.records_limit(bytes);
-        let mut end = HEADER_BYTES;
+        let mut end = HEADER_BYTES + self.put_lanes(&mut bytes[HEADER_BYTES..limit], shared);
         while end + NOTICE_BYTES <= limit
             && let Some(notice) = self.channel.peek_notice()
         {

@@ -106,8 +106,28 @@ pub struct LaneAddress {
     pub address: Address,
 }
 
-/// Bytes of a lane in hello and welcome.
+/// Bytes of a lane in hello, welcome and lists of lanes.
 pub const LANE_BYTES: usize = 2 + Address::BYTES;
+
+impl LaneAddress {
+    pub(super) fn parse(bytes: &[u8]) -> Result<LaneAddress, Malformed> {
+        let lane = bytes[0];
+        if usize::from(lane) >= MAX_LANES {
+            return Err(Malformed::BadLane(lane));
+        }
+        Ok(LaneAddress {
+            lane,
+            bulk: bytes[1] & 1 != 0,
+            address: Address::parse(&bytes[2..LANE_BYTES]),
+        })
+    }
+
+    pub(super) fn emit(&self, bytes: &mut [u8]) {
+        bytes[0] = self.lane;
+        bytes[1] = u8::from(self.bulk);
+        self.address.emit(&mut bytes[2..LANE_BYTES]);
+    }
+}
 
 /// Body of hello and welcome. Spec §3.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -228,15 +248,7 @@ impl Hello {
         hello.lane_count = lane_count;
         for index in 0..usize::from(lane_count) {
             let at = HELLO_FIXED_BYTES + LANE_BYTES * index;
-            let lane = body[at];
-            if usize::from(lane) >= MAX_LANES {
-                return Err(Malformed::BadLane(lane));
-            }
-            hello.lanes[index] = LaneAddress {
-                lane,
-                bulk: body[at + 1] & 1 != 0,
-                address: Address::parse(&body[at + 2..at + LANE_BYTES]),
-            };
+            hello.lanes[index] = LaneAddress::parse(&body[at..at + LANE_BYTES])?;
         }
         Ok(hello)
     }
@@ -264,9 +276,7 @@ impl Hello {
         put(body, 56, &self.share);
         for (index, lane) in self.lanes().iter().enumerate() {
             let at = HELLO_FIXED_BYTES + LANE_BYTES * index;
-            body[at] = lane.lane;
-            body[at + 1] = u8::from(lane.bulk);
-            lane.address.emit(&mut body[at + 2..at + LANE_BYTES]);
+            lane.emit(&mut body[at..at + LANE_BYTES]);
         }
         self.bytes()
     }

@@ -9,6 +9,7 @@ mod control;
 mod cursor;
 mod group;
 mod header;
+mod lanes;
 mod operation;
 mod pipe;
 mod record;
@@ -29,6 +30,7 @@ pub use group::{
 pub use header::{
     CONTROL_LANE, Flags, HEADER_BYTES, Header, Kind, MAX_LANES, MIN_PACKET_BYTES, Part, VERSION,
 };
+pub use lanes::{LANES_BYTES, LaneList, emit_lanes};
 pub use operation::{OPERATION_BYTES, Operation, OperationKind, Outcome};
 pub use pipe::{
     GREETING_BYTES, Greeting, PIPE_VERSION, PIPE_WORDS, PipeKind, PipeRecord, PipeTag, pipe_words,

@@ -7,6 +7,7 @@ use super::Malformed;
 use super::ack::{LaneAck, Range};
 use super::cursor::{put, u16_at, u32_at, u64_at};
 use super::header::HEADER_BYTES;
+use super::lanes::LaneList;
 use super::operation::OPERATION_BYTES;
 
 pub(super) const PREFIX_BYTES: usize = 4;
@@ -41,6 +42,8 @@ const WINDOW: u8 = 0x13;
 const PROBE: u8 = 0x14;
 const ECHO: u8 = 0x15;
 const BACKLOG: u8 = 0x16;
+/// Optional: without it, time-outs show that a lane is gone.
+pub(super) const LANES: u8 = 0x89;
 /// Records of these kinds may be skipped if they are unknown.
 const IGNORABLE: u8 = 0x80;
 
@@ -175,6 +178,8 @@ pub enum Record<'a> {
         /// Why it was refused.
         reason: RefusedReason,
     },
+    /// The lanes on which the sender listens from now on.
+    Lanes(LaneList<'a>),
     /// The arrivals of a lane.
     LaneAck(LaneAck<'a>),
     /// Credit of an edge.
@@ -225,7 +230,10 @@ impl Record<'_> {
     pub fn is_sequenced(&self) -> bool {
         match self {
             Record::Message { unreliable, .. } => !unreliable,
-            Record::EdgeEnd { .. } | Record::EdgeForgotten { .. } | Record::Refused { .. } => true,
+            Record::EdgeEnd { .. }
+            | Record::EdgeForgotten { .. }
+            | Record::Refused { .. }
+            | Record::Lanes(_) => true,
             Record::LaneAck(_)
             | Record::Credit { .. }
             | Record::CreditRequest { .. }
@@ -300,7 +308,7 @@ impl<'a> Records<'a> {
             let body = &rest[PREFIX_BYTES..PREFIX_BYTES + size];
             let begin = self.at + PREFIX_BYTES;
             self.at = begin + size;
-            if kind & IGNORABLE != 0 {
+            if kind & IGNORABLE != 0 && kind != LANES {
                 continue;
             }
             return parse_body(kind, flags, body, begin, bad).map(Some);
@@ -343,6 +351,7 @@ fn parse_body(
                 reason: RefusedReason::from_code(u32_at(body, 12))?,
             }
         }
+        LANES => Record::Lanes(LaneList::parse(body)?),
         LANE_ACK => Record::LaneAck(LaneAck::parse(flags, body)?),
         CREDIT => {
             need(16)?;
@@ -382,9 +391,8 @@ fn parse_body(
         }
         BACKLOG => {
             need(4)?;
-            Record::Backlog {
-                end: u32_at(body, 0),
-            }
+            let end = u32_at(body, 0);
+            Record::Backlog { end }
         }
         _ => return Err(bad),
     })
@@ -460,7 +468,7 @@ impl<'a> Iterator for Records<'a> {
     }
 }
 
-fn prefix(bytes: &mut [u8], kind: u8, flags: u8, size: usize) {
+pub(super) fn prefix(bytes: &mut [u8], kind: u8, flags: u8, size: usize) {
     bytes[0] = kind;
     bytes[1] = flags;
     let size = u16::try_from(size).expect("a record fits its packet");

@@ -2,13 +2,14 @@
 //! what it receives. Shared by several tests.
 
 mod connect;
+mod interfaces;
 mod random;
 mod trailer;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
-use dipole_proto::wire::{self, Address, LaneAddress, Payloads};
+use dipole_proto::wire::{self, Address, Payloads};
 use dipole_proto::{
     BeginError, Config, DropReason, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine,
     MessageStart, PathChange, PeerId, Seal, Slot, Transmit,
@@ -16,6 +17,7 @@ use dipole_proto::{
 
 #[allow(unused_imports, reason = "not every test needs both")]
 pub use connect::{connect, connected};
+use interfaces::are_connected;
 pub use random::Random;
 #[allow(unused_imports, reason = "not every test sends such messages")]
 pub use random::payload;
@@ -135,6 +137,9 @@ pub struct Wire {
     /// The network of each interface of each host. Each interface has a small and a bulk lane, with
     /// ports 1, 2, 3 and so on. Networks are not connected to each other.
     networks: Vec<Vec<u8>>,
+    /// The interfaces on which each host listens. What it sends to the networks of the others, and
+    /// what arrives there, is lost.
+    listening: Vec<Vec<usize>>,
     pub lost: u64,
     pub sent: u64,
     /// Packets that arrived at each interface of each host.
@@ -201,6 +206,10 @@ impl Wire {
             dead_ports: Vec::new(),
             dead_networks: Vec::new(),
             networks: networks.iter().map(|own| own.to_vec()).collect(),
+            listening: networks
+                .iter()
+                .map(|own| (0..own.len()).collect())
+                .collect(),
             lost: 0,
             sent: 0,
             arrived: vec![[0; 4]; networks.len()],
@@ -220,18 +229,7 @@ impl Wire {
     }
 
     pub fn host(&mut self, index: usize, config: &Config) -> Host {
-        let networks = &self.networks[index];
-        let lanes: Vec<LaneAddress> = (0..2 * networks.len() as u8)
-            .map(|lane| {
-                let network = networks[usize::from(lane) / 2];
-                let address = interface_address(index, network, u16::from(lane) + 1);
-                LaneAddress {
-                    lane,
-                    bulk: lane % 2 == 1,
-                    address,
-                }
-            })
-            .collect();
+        let lanes = self.lanes_on(index, &self.listening[index]);
         let config = Config {
             node: index as u32 + 1,
             ..config.clone()
@@ -421,6 +419,7 @@ impl Wire {
                     || self
                         .longest_on
                         .is_some_and(|(on, most)| on == transmit.to.ip[14] && bytes.len() > most)
+                    || !are_connected((&self.networks, &self.listening), index, transmit.to)
                     || from.ip[14] != transmit.to.ip[14];
                 if dead || self.random.chance(self.loss) {
                     self.lost += 1;

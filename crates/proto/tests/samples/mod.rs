@@ -2,8 +2,8 @@
 //! and the fuzzer.
 
 use dipole_proto::wire::{
-    self, CreditRequest, EdgeKey, FRAGMENT_BYTES, MESSAGE_BYTES, OPERATION_BYTES, Range, Record,
-    RefusedReason,
+    self, CreditRequest, EdgeKey, FRAGMENT_BYTES, LaneAddress, MESSAGE_BYTES, OPERATION_BYTES,
+    Range, Record, RefusedReason,
 };
 
 /// A record to emit and the expected result of parsing it. It is a separate type, because `Record`
@@ -23,6 +23,7 @@ pub enum Sample {
     Probe(u8, u64, usize),
     Echo(u8, u64, u16),
     Backlog(u32),
+    Lanes(u32, Vec<LaneAddress>),
 }
 
 impl Sample {
@@ -76,6 +77,7 @@ impl Sample {
                 wire::emit_echo(&mut bytes, *lane, *token, *length)
             }
             Sample::Backlog(end) => wire::emit_backlog(&mut bytes, *end),
+            Sample::Lanes(serial, lanes) => wire::emit_lanes(&mut bytes, *serial, lanes),
         };
         bytes.truncate(length);
         bytes
@@ -127,6 +129,7 @@ impl Sample {
                 length,
             } => Sample::Echo(lane, token, length),
             Record::Backlog { end } => Sample::Backlog(end),
+            Record::Lanes(list) => Sample::Lanes(list.serial, list.lanes().collect()),
         }
     }
 

@@ -83,6 +83,13 @@ impl Replay {
                 machine.renew_proofs(now);
                 report(None, "requests new proofs of membership".to_owned());
             }
+            Input::SetLanes(lanes, moved) => {
+                machine.set_lanes(now, lanes, moved);
+                report(
+                    None,
+                    format!("listens on {} lanes from now on", lanes.len()),
+                );
+            }
             Input::Acknowledge(peer) => machine.acknowledge(*peer),
             Input::PacketTooLong(transmit) => {
                 machine.packet_too_long(now, transmit);

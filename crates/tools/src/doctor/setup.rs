@@ -208,10 +208,12 @@ pub(super) fn own_address(
 
 /// A further interface that this machine does not have.
 pub(super) fn no_interface(address: IpAddr) -> Finding {
-    Finding::broken(
+    Finding::slow(
         "own address",
-        format!("{address} of `interfaces=` is on no device of this machine, so no program starts"),
-        "correct the line of this node in the hosts file, or `ip addr add` it",
+        format!(
+            "{address} of `interfaces=` is on no device of this machine; programs use it once it is"
+        ),
+        "`ip addr add` it, or correct the line of this node in the hosts file",
     )
 }
 
@@ -227,6 +229,7 @@ mod tests {
             prefix_bits: 24,
             scope_id: 0,
             up: true,
+            running: true,
             loopback: name == "lo",
         }
     }

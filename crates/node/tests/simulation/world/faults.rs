@@ -45,6 +45,27 @@ impl World {
         }
     }
 
+    /// The processes of a node notice which of its interfaces work.
+    pub(super) fn follow_addresses(&mut self, machine: usize) {
+        let mut dead = std::collections::BTreeSet::new();
+        self.network
+            .change(|config| dead.clone_from(&config.dead_interfaces));
+        let now = Instant(self.now_ns);
+        let present: Vec<_> = self.interfaces().into_iter().map(|(_, ip)| ip).collect();
+        let present: Vec<_> = present
+            .into_iter()
+            .filter(|ip| !dead.contains(ip))
+            .collect();
+        for index in 0..self.nodes.len() {
+            if self.node_of(index) == machine
+                && let Some(process) = &mut self.nodes[index].process
+            {
+                process.engine.follow_addresses(now, &present);
+                self.totals.followed += 1;
+            }
+        }
+    }
+
     fn strike_network(&mut self, fault: Fault) {
         let now_ns = self.now_ns;
         match fault {
@@ -95,11 +116,10 @@ impl World {
                 self.network
                     .change(|config| config.set_interface(ip, alive));
                 self.totals.interfaces += 1;
-                let what = if alive {
-                    "interface back"
-                } else {
-                    "interface dead"
-                };
+                if (node + interface).is_multiple_of(2) {
+                    self.follow_addresses(self.node_of(node));
+                }
+                let what = ["interface dead", "interface back"][usize::from(alive)];
                 self.trace.note(now_ns, node, What::Network(what));
             }
             Fault::LoseNetwork(lost) => {

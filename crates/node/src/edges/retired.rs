@@ -1,0 +1,92 @@
+//! Edges that an endpoint opened by sending to an address, and what was sent along them: for
+//! callers that wait until all of it has been acknowledged.
+//!
+//! Such edges are closed when there are too many or when their process has gone. [`Retired`]
+//! remembers those whose process has not acknowledged everything.
+
+use rustc_hash::FxHashMap;
+
+use super::{EdgeTable, MAX_CACHED, Stage};
+use crate::address::Address;
+use dipole_engine::{Engine, Target};
+
+/// Closed edges, by endpoint and address, of which something may be unacknowledged.
+#[derive(Debug, Default)]
+pub(super) struct Retired(FxHashMap<(u32, Address), Target>);
+
+impl Retired {
+    fn add(&mut self, engine: &mut Engine, source: u32, target: Target) {
+        if is_settled(engine, &target) {
+            return;
+        }
+        if self.0.len() >= MAX_CACHED {
+            self.0.retain(|_, target| !is_settled(engine, target));
+        }
+        // The limit bounds the memory of callers that never wait.
+        if self.0.len() < MAX_CACHED {
+            self.0.insert((source, target.address), target);
+        }
+    }
+
+    pub(super) fn close_endpoint(&mut self, source: u32) {
+        self.0.retain(|(endpoint, _), _| *endpoint != source);
+    }
+}
+
+/// True if the target's process has acknowledged everything, perhaps before it left.
+fn is_settled(engine: &mut Engine, target: &Target) -> bool {
+    let peer = target.edge.peer;
+    match engine.is_open(peer) {
+        Ok(_) => engine.is_peer_acknowledged(peer),
+        Err(_) => engine.acknowledged_before_leaving(peer),
+    }
+}
+
+impl EdgeTable {
+    /// The targets of all messages that an endpoint has sent to addresses, also as replies.
+    pub(crate) fn sent_to(&self, source: u32) -> Vec<Target> {
+        let cached = self.cached.iter().filter(|((from, _), _)| *from == source);
+        let open = cached.filter_map(|(_, id)| match &self.get(*id)?.stage {
+            Stage::Open(target) => Some(target),
+            _ => None,
+        });
+        let retired = self.retired.0.iter();
+        let retired = retired.filter(|((from, _), _)| *from == source);
+        let retired = retired.map(|(_, target)| target);
+        open.chain(retired).cloned().collect()
+    }
+
+    /// The loss of what was sent to a target has been reported to the caller.
+    pub(crate) fn reported_loss(&mut self, engine: &mut Engine, source: u32, target: &Target) {
+        let key = (source, target.address);
+        let cached = self.cached.get(&key).and_then(|id| self.get(*id));
+        let is_cached = cached.is_some_and(
+            |edge| matches!(&edge.stage, Stage::Open(open) if open.edge == target.edge),
+        );
+        if is_cached {
+            self.forget_cached(engine, source, target.address);
+        }
+        if self
+            .retired
+            .0
+            .get(&key)
+            .is_some_and(|it| it.edge == target.edge)
+        {
+            self.retired.0.remove(&key);
+        }
+    }
+
+    pub(super) fn forget_cached(&mut self, engine: &mut Engine, source: u32, to: Address) {
+        let Some(id) = self.cached.remove(&(source, to)) else {
+            return;
+        };
+        if let Some(edge) = self.get(id)
+            && let Stage::Open(target) = &edge.stage
+        {
+            let target = target.clone();
+            self.retired.add(engine, source, target);
+        }
+        // Cached edges have no completion queue, so pending posts are simply dropped.
+        let _posts = self.remove(engine, id);
+    }
+}

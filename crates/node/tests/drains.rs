@@ -1,0 +1,151 @@
+//! Waiting until everything that was sent to addresses has been acknowledged, and the longest
+//! message.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::path::Path;
+use std::time::Duration;
+
+use dipole_node::{Address, Config, EndpointId, Links, MAX_MESSAGE_BYTES, Node, NodeId, SendError};
+
+const SOON: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn node(folder: &Path, links: Links) -> Node {
+    let mut config = Config::local(NodeId(1), folder.to_owned());
+    config.links = links;
+    // A lost process is reported soon.
+    config.protocol.peer_timeout_ns = 1_000_000_000;
+    config.linger = Duration::ZERO;
+    let node = Node::open(config).expect("a node");
+    // Peers get answers while the test makes no calls.
+    node.start_progress().expect("a thread");
+    node
+}
+
+fn address(endpoint: u32) -> Address {
+    Address::new(1, endpoint)
+}
+
+#[test]
+fn drain_waits_for_messages_to_addresses_and_for_replies() {
+    for links in [Links::Udp, Links::Shm] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (here, there) = (node(folder.path(), links), node(folder.path(), links));
+        let from = here.endpoint(EndpointId(1)).expect("free");
+        let ends: Vec<_> = (0..3)
+            .map(|number| there.endpoint(EndpointId(10 + number)).expect("free"))
+            .collect();
+        assert!(matches!(from.drain(SOON), Err(SendError::NoTarget { .. })));
+        for round in 0..20_u8 {
+            for number in 0..3 {
+                from.send_to(address(10 + number), &[round; 5000])
+                    .expect("room");
+            }
+        }
+        from.drain(PATIENCE).expect("their process acknowledges");
+        for end in &ends {
+            for round in 0..20_u8 {
+                let message = end.try_receive().expect("open").expect("it has arrived");
+                assert!(*message == [round; 5000]);
+                end.reply(&message, &[round]).expect("the sender is there");
+            }
+            end.drain(PATIENCE).expect("the sender acknowledges");
+        }
+        for _ in 0..60 {
+            from.try_receive().expect("open").expect("a reply");
+        }
+    }
+}
+
+#[test]
+fn drain_does_not_wait_for_a_message_that_was_not_sent() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (here, there) = (
+        node(folder.path(), Links::Udp),
+        node(folder.path(), Links::Udp),
+    );
+    let from = here.endpoint(EndpointId(1)).expect("free");
+    let end = there.endpoint(EndpointId(7)).expect("free");
+    from.send_to(address(7), b"first").expect("room");
+    // Longer than any window, so it is granted when the first one has been read.
+    let long = vec![3; 8 << 20];
+    let sent = from.send_to_timeout(address(7), &long, SOON);
+    assert!(matches!(sent, Err(SendError::TimedOut { .. })), "{sent:?}");
+    from.drain(PATIENCE).expect("the first one has arrived");
+    assert_eq!(*end.receive().expect("open"), *b"first");
+    std::thread::scope(|scope| {
+        let received = scope.spawn(|| end.receive_timeout(PATIENCE).expect("it comes").len());
+        from.send_to_timeout(address(7), &long, PATIENCE)
+            .expect("room");
+        from.drain(PATIENCE).expect("the receiver reads");
+        assert_eq!(received.join().expect("no panic"), long.len());
+    });
+}
+
+#[test]
+fn what_a_lost_process_had_not_acknowledged_is_reported_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = node(folder.path(), Links::Udp);
+    let from = here.endpoint(EndpointId(1)).expect("free");
+    let there = node(folder.path(), Links::Udp);
+    let end = there.endpoint(EndpointId(7)).expect("free");
+    from.send_to(address(7), b"taken").expect("room");
+    from.drain(PATIENCE).expect("it arrives");
+    assert_eq!(*end.receive().expect("open"), *b"taken");
+    drop((end, there));
+    // It had acknowledged everything before it left.
+    let drained = from.drain(PATIENCE);
+    let is_nothing = matches!(drained, Ok(()) | Err(SendError::NoTarget { .. }));
+    assert!(is_nothing, "{drained:?}");
+    let other = node(folder.path(), Links::Udp);
+    let end = other.endpoint(EndpointId(8)).expect("free");
+    from.send_to(address(8), b"x").expect("room");
+    from.drain(PATIENCE).expect("it arrives");
+    assert!(end.receive().is_ok());
+}
+
+#[test]
+fn longer_messages_than_the_limit_are_refused_with_the_limit() {
+    // Never touched, so the kernel gives it no memory.
+    let length = usize::try_from(MAX_MESSAGE_BYTES).expect("64 bits") + 1;
+    let long = vec![0_u8; length];
+    for links in [Links::Udp, Links::Shm] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (here, there) = (node(folder.path(), links), node(folder.path(), links));
+        let from = here.endpoint(EndpointId(1)).expect("free");
+        let end = there.endpoint(EndpointId(7)).expect("free");
+        from.send_to(address(7), b"first").expect("room");
+        assert!(end.receive().is_ok());
+        from.target(address(7)).expect("it is open");
+        let refused = |sent: Result<(), SendError>| match sent {
+            Err(SendError::TooLong { limit, .. }) => limit,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(refused(from.send_to(address(7), &long)), MAX_MESSAGE_BYTES);
+        assert_eq!(refused(from.send(&long)), MAX_MESSAGE_BYTES);
+        // All of a non-blocking message must find room at once.
+        let most = refused(from.try_send(&long[..length - 1]));
+        assert_eq!(refused(from.try_send_to(address(7), &long)), most);
+        let is_documented = match links {
+            Links::Udp => most > 1_000_000,
+            _ => most == 32 << 20,
+        };
+        assert!(is_documented, "{most}");
+        let most = usize::try_from(most).expect("64 bits");
+        // All frames are free once nothing is in flight.
+        from.drain(PATIENCE).expect("it arrives");
+        // The first attempt requests credit for all of it.
+        let begun = std::time::Instant::now();
+        while let Err(error) = from.try_send(&long[..most]) {
+            assert!(matches!(error, SendError::Full { .. }), "{error}");
+            assert!(begun.elapsed() < PATIENCE, "{error}");
+            std::thread::yield_now();
+        }
+        std::thread::scope(|scope| {
+            let received = scope.spawn(|| end.receive_timeout(PATIENCE).expect("it comes").len());
+            from.drain(PATIENCE).expect("it arrives");
+            assert_eq!(received.join().expect("no panic"), most);
+        });
+    }
+}

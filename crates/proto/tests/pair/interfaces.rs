@@ -1,0 +1,66 @@
+//! The interfaces of hosts, which may come and go.
+
+use dipole_proto::wire::{Address, LaneAddress};
+
+use super::{Wire, interface_address};
+
+impl Wire {
+    /// The lanes of a host on those of its interfaces that are listed.
+    pub fn lanes_on(&self, index: usize, interfaces: &[usize]) -> Vec<LaneAddress> {
+        let networks = &self.networks[index];
+        let lanes = (0..2 * networks.len() as u8).filter(|lane| {
+            let interface = usize::from(*lane) / 2;
+            interfaces.contains(&interface)
+        });
+        lanes
+            .map(|lane| {
+                let network = networks[usize::from(lane) / 2];
+                let address = interface_address(index, network, u16::from(lane) + 1);
+                LaneAddress {
+                    lane,
+                    bulk: lane % 2 == 1,
+                    address,
+                }
+            })
+            .collect()
+    }
+
+    /// From now on a host listens on these of its interfaces. It reaches the networks of the others
+    /// no longer, or again.
+    pub fn listen_on(&mut self, index: usize, interfaces: &[usize]) {
+        let lanes = self.lanes_on(index, interfaces);
+        let hosts = 0..self.hosts.len();
+        let all: Vec<(usize, u8)> = (self.networks[index].iter().copied()).enumerate().collect();
+        let is_listed = |interface: &usize| interfaces.contains(interface);
+        let before = &self.listening[index];
+        let changed = all
+            .iter()
+            .filter(|(interface, _)| is_listed(interface) != before.contains(interface));
+        let moved: Vec<[u8; 16]> = changed
+            .flat_map(|(_, network)| {
+                hosts
+                    .clone()
+                    .map(|host| interface_address(host, *network, 0).ip)
+            })
+            .collect();
+        self.listening[index] = interfaces.to_vec();
+        self.hosts[index]
+            .machine
+            .set_lanes(self.now, &lanes, &moved);
+    }
+}
+
+/// True if both a host and the one at `to` listen on that network.
+pub(super) fn are_connected(
+    (networks, listening): (&[Vec<u8>], &[Vec<usize>]),
+    index: usize,
+    to: Address,
+) -> bool {
+    let has = |host: usize| {
+        let interface = networks[host]
+            .iter()
+            .position(|network| *network == to.ip[14]);
+        interface.is_none_or(|interface| listening[host].contains(&interface))
+    };
+    has(index) && usize::from(to.ip[15]).checked_sub(1).is_none_or(has)
+}
