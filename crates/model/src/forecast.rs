@@ -160,7 +160,16 @@ mod tests {
     fn disturbances_that_last_widen_the_interval_more_than_short_ones() {
         let slow = |length: usize| -> Vec<(usize, f64)> {
             (0..4096)
-                .map(|at| (0, if at / length % 2 == 0 { 1.0 } else { 3.0 }))
+                .map(|at| {
+                    (
+                        0,
+                        if (at / length).is_multiple_of(2) {
+                            1.0
+                        } else {
+                            3.0
+                        },
+                    )
+                })
                 .collect()
         };
         let (long, short) = (half_width(&slow(64)), half_width(&slow(1)));

@@ -238,7 +238,7 @@ impl Contender for Dipole {
 
 /// How far a job came before it was killed.
 fn progress(results: &[RankOutput]) -> String {
-    let samples = results.iter().filter_map(|result| match result {
+    let mut samples = results.iter().filter_map(|result| match result {
         RankOutput::Sample(sample) => Some(sample),
         RankOutput::Packets { .. } => None,
     });

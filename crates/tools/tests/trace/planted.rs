@@ -123,14 +123,14 @@ fn superstep(planted: &[Cause], epoch: u32, began_ns: u64, random: &mut StdRng) 
     } else {
         200_000
     };
-    for (rank, step) in steps.iter_mut().enumerate() {
+    for (rank, step) in (0_u32..).zip(&mut steps) {
         step.barrier_ns = last_ns - step.entered_ns;
         step.exchange_ns = exchange_ns;
         step.entered_ns += began_ns;
         if has(Cause::SlowLink) {
             step.waits = vec![(if rank == 5 { 4 } else { 5 }, exchange_ns)];
         } else if rank < 4 {
-            step.waits = vec![(rank as u32 + 4, 100_000)];
+            step.waits = vec![(rank + 4, 100_000)];
         }
         if has(Cause::Loss) && rank == 2 && epoch.is_multiple_of(3) {
             step.repeats = 2;
