@@ -1,18 +1,18 @@
 //! The addresses at which a process listens from now on, in a record. Spec §4.8.
 
 use super::Malformed;
-use super::control::{COUNTER_BYTES, LANE_BYTES, LaneAddress, SUM_BYTES, TAG_BYTES};
+use super::control::{LANE_BYTES, LaneAddress};
 use super::cursor::{put, u32_at};
-use super::header::{HEADER_BYTES, MAX_LANES, MIN_PACKET_BYTES};
-use super::record::{LANES, PREFIX_BYTES, prefix};
+use super::header::MAX_LANES;
 
 const FIXED_BYTES: usize = 4;
-/// Bytes of the longest list of lanes.
-pub const LANES_BYTES: usize = PREFIX_BYTES + FIXED_BYTES + LANE_BYTES * MAX_LANES;
+/// Bytes of the longest list, without the record around it.
+pub(super) const MAX_LIST_BYTES: usize = list_bytes(MAX_LANES);
 
-// It fits into every packet, with the longest trailer.
-const _: () =
-    assert!(HEADER_BYTES + LANES_BYTES + COUNTER_BYTES + TAG_BYTES + SUM_BYTES <= MIN_PACKET_BYTES);
+/// Bytes of a list of this many lanes.
+pub(super) const fn list_bytes(lanes: usize) -> usize {
+    FIXED_BYTES + LANE_BYTES * lanes
+}
 
 /// All lanes on which the sender of a record listens.
 #[derive(Clone, Copy, Debug)]
@@ -49,19 +49,11 @@ impl<'a> LaneList<'a> {
     }
 }
 
-/// Writes a list of up to [`MAX_LANES`] lanes. Returns its length.
-///
-/// # Panics
-/// When `bytes` is shorter than [`LANES_BYTES`].
-pub fn emit_lanes(bytes: &mut [u8], serial: u32, lanes: &[LaneAddress]) -> usize {
-    let lanes = &lanes[..lanes.len().min(MAX_LANES)];
-    let body = FIXED_BYTES + LANE_BYTES * lanes.len();
-    prefix(bytes, LANES, 0, body);
-    let at = PREFIX_BYTES;
-    put(bytes, at, &serial.to_le_bytes());
-    for (index, lane) in lanes.iter().enumerate() {
-        let at = at + FIXED_BYTES + LANE_BYTES * index;
-        lane.emit(&mut bytes[at..at + LANE_BYTES]);
+/// Writes a list into [`list_bytes`] bytes.
+pub(super) fn emit_list(bytes: &mut [u8], serial: u32, lanes: &[LaneAddress]) {
+    put(bytes, 0, &serial.to_le_bytes());
+    let places = bytes[FIXED_BYTES..].chunks_exact_mut(LANE_BYTES);
+    for (lane, place) in lanes.iter().zip(places) {
+        lane.emit(place);
     }
-    at + body
 }

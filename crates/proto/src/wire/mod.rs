@@ -30,7 +30,7 @@ pub use group::{
 pub use header::{
     CONTROL_LANE, Flags, HEADER_BYTES, Header, Kind, MAX_LANES, MIN_PACKET_BYTES, Part, VERSION,
 };
-pub use lanes::{LANES_BYTES, LaneList, emit_lanes};
+pub use lanes::LaneList;
 pub use operation::{OPERATION_BYTES, Operation, OperationKind, Outcome};
 pub use pipe::{
     GREETING_BYTES, Greeting, PIPE_VERSION, PIPE_WORDS, PipeKind, PipeRecord, PipeTag, pipe_words,
@@ -39,10 +39,10 @@ pub(crate) use pipe::{ends_to_word, key_from_word, reason_from_extra};
 pub(crate) use record::operation_bytes;
 pub use record::{
     CREDIT_BYTES, CREDIT_REQUEST_BYTES, CreditRequest, ECHO_BYTES, EDGE_END_BYTES,
-    EDGE_FORGOTTEN_BYTES, EdgeKey, FRAGMENT_BYTES, FragmentHead, MESSAGE_BYTES, PROBE_BYTES,
-    REFUSED_BYTES, Record, Records, RefusedReason, emit_backlog, emit_credit, emit_credit_request,
-    emit_echo, emit_edge_end, emit_edge_forgotten, emit_fragment, emit_lane_ack, emit_message,
-    emit_probe, emit_refused, emit_window,
+    EDGE_FORGOTTEN_BYTES, EdgeKey, FRAGMENT_BYTES, FragmentHead, LANES_BYTES, MESSAGE_BYTES,
+    PROBE_BYTES, REFUSED_BYTES, Record, Records, RefusedReason, emit_backlog, emit_credit,
+    emit_credit_request, emit_echo, emit_edge_end, emit_edge_forgotten, emit_fragment,
+    emit_lane_ack, emit_lanes, emit_message, emit_probe, emit_refused, emit_window,
 };
 pub use run::{Fragment, MessageRun, Payloads};
 pub use train::TRAIN_HEAD_BYTES;

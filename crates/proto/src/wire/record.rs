@@ -5,9 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use super::Malformed;
 use super::ack::{LaneAck, Range};
+use super::control::{COUNTER_BYTES, LaneAddress, SUM_BYTES, TAG_BYTES};
 use super::cursor::{put, u16_at, u32_at, u64_at};
-use super::header::HEADER_BYTES;
-use super::lanes::LaneList;
+use super::header::{HEADER_BYTES, MAX_LANES, MIN_PACKET_BYTES};
+use super::lanes::{LaneList, MAX_LIST_BYTES, emit_list, list_bytes};
 use super::operation::OPERATION_BYTES;
 
 pub(super) const PREFIX_BYTES: usize = 4;
@@ -29,6 +30,12 @@ pub const EDGE_FORGOTTEN_BYTES: usize = 12;
 pub const PROBE_BYTES: usize = 12;
 /// Bytes of an echo.
 pub const ECHO_BYTES: usize = 14;
+/// Bytes of the longest list of lanes.
+pub const LANES_BYTES: usize = PREFIX_BYTES + MAX_LIST_BYTES;
+
+// It fits into every packet, with the longest trailer.
+const _: () =
+    assert!(HEADER_BYTES + LANES_BYTES + COUNTER_BYTES + TAG_BYTES + SUM_BYTES <= MIN_PACKET_BYTES);
 
 pub(super) const MESSAGE: u8 = 0x01;
 pub(super) const FRAGMENT: u8 = 0x02;
@@ -43,7 +50,7 @@ const PROBE: u8 = 0x14;
 const ECHO: u8 = 0x15;
 const BACKLOG: u8 = 0x16;
 /// Optional: without it, time-outs show that a lane is gone.
-pub(super) const LANES: u8 = 0x89;
+const LANES: u8 = 0x89;
 /// Records of these kinds may be skipped if they are unknown.
 const IGNORABLE: u8 = 0x80;
 
@@ -468,7 +475,7 @@ impl<'a> Iterator for Records<'a> {
     }
 }
 
-pub(super) fn prefix(bytes: &mut [u8], kind: u8, flags: u8, size: usize) {
+fn prefix(bytes: &mut [u8], kind: u8, flags: u8, size: usize) {
     bytes[0] = kind;
     bytes[1] = flags;
     let size = u16::try_from(size).expect("a record fits its packet");
@@ -649,6 +656,18 @@ pub fn emit_backlog(bytes: &mut [u8], end: u32) -> usize {
     prefix(bytes, BACKLOG, 0, 4);
     put(bytes, 4, &end.to_le_bytes());
     8
+}
+
+/// Writes a list of up to [`MAX_LANES`] lanes. Returns its length.
+///
+/// # Panics
+/// When `bytes` is shorter than [`LANES_BYTES`].
+pub fn emit_lanes(bytes: &mut [u8], serial: u32, lanes: &[LaneAddress]) -> usize {
+    let lanes = &lanes[..lanes.len().min(MAX_LANES)];
+    let end = PREFIX_BYTES + list_bytes(lanes.len());
+    prefix(bytes, LANES, 0, end - PREFIX_BYTES);
+    emit_list(&mut bytes[PREFIX_BYTES..end], serial, lanes);
+    end
 }
 
 /// Fills `bytes` with a probe of a lane, up to the longest possible record. Returns its length.
