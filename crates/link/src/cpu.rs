@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The cores that the calling thread may run on, in ascending order.
@@ -10,7 +11,15 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// # Errors
 /// When the kernel refuses.
 pub fn usable_cores() -> io::Result<Vec<usize>> {
-    let set = sched_getaffinity(None)?;
+    cores_of(None)
+}
+
+/// The cores that the first thread of a process may run on, or the calling thread.
+///
+/// # Errors
+/// When the process does not exist.
+pub fn cores_of(process: Option<Pid>) -> io::Result<Vec<usize>> {
+    let set = sched_getaffinity(process)?;
     Ok((0..CpuSet::MAX_CPU)
         .filter(|&core| set.is_set(core))
         .collect())

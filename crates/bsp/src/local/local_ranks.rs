@@ -1,5 +1,6 @@
 //! The ranks of this node and their windows.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -107,6 +108,8 @@ pub(crate) struct LocalRanks {
     local_ranks: Vec<LocalRank>,
     /// Holds a number that distinguishes this process from a later one with the same process ID.
     probe: Box<u64>,
+    /// Those that any rank may use, of the ranks whose windows are open.
+    cores: BTreeSet<usize>,
     spins: u32,
     yields: u32,
 }
@@ -126,21 +129,33 @@ impl LocalRanks {
     pub(crate) fn new(own: u32, size: u32, ranks: &[u32]) -> Result<LocalRanks, Failure> {
         let window = Window::create(WINDOW_BYTES);
         let window = window.map_err(Failure::system("memory for ranks of this node"))?;
-        let cores = cpu::usable_cores().map_or(1, |cores| cores.len());
         let local_rank = |rank: &u32| LocalRank {
             rank: *rank,
             peer: None,
         };
         let place = ranks.iter().position(|rank| *rank == own);
-        Ok(LocalRanks {
+        let mut all = LocalRanks {
             size,
             own: place.unwrap_or(0),
             window,
             local_ranks: ranks.iter().map(local_rank).collect(),
             probe: Box::new(rand::random()),
-            spins: if ranks.len() <= cores { SPINS } else { 1 },
-            yields: yields(ranks.len(), cores),
-        })
+            cores: BTreeSet::new(),
+            spins: 1,
+            yields: MIN_YIELDS,
+        };
+        all.add_cores(None);
+        Ok(all)
+    }
+
+    /// Adds the cores of a rank's process, or of this one. The number of cores decides how long ranks
+    /// wait for each other without sleeping; each may be bound to a core of its own.
+    fn add_cores(&mut self, process: Option<Pid>) {
+        self.cores
+            .extend(cpu::cores_of(process).unwrap_or_default());
+        let ranks = self.local_ranks.len();
+        self.spins = if ranks <= self.cores.len() { SPINS } else { 1 };
+        self.yields = yields(ranks, self.cores.len());
     }
 
     /// The number of ranks on this node.
@@ -184,11 +199,13 @@ impl LocalRanks {
             })
         })();
         let peer = peer.map_err(failure)?;
+        let pid = Pid::from_raw(peer.number);
         let known = self.local_ranks.iter_mut().find(|it| it.rank == rank);
         known
             .ok_or(invalid())
             .map_err(Failure::system("a rank of another node sent a window"))?
             .peer = Some(peer);
+        self.add_cores(pid);
         Ok(())
     }
 
