@@ -339,13 +339,13 @@ mod tests {
 
     #[test]
     fn foreign_addresses_are_an_error_if_there_are_no_others() {
-        let foreign = [ip("192.0.2.2"), ip("192.0.2.1")];
+        let foreign = [ip("203.0.113.2"), ip("203.0.113.1")];
         assert!(Multihomed::bind(&foreign, &UdpOptions::default(), |link| link).is_err());
     }
 
     #[test]
     fn a_missing_address_waits_until_it_exists() {
-        let addresses = [ip("192.0.2.1"), ip("127.0.0.1")];
+        let addresses = [ip("203.0.113.1"), ip("127.0.0.1")];
         let bound = Multihomed::bind(&addresses, &UdpOptions::default(), |link| link);
         let mut link = bound.expect("one of them exists");
         let in_use = |link: &Multihomed<Udp>| [link.is_in_use(0), link.is_in_use(1)];

@@ -93,9 +93,11 @@ pub fn half_width(times: &[(usize, f64)]) -> Option<f64> {
     let mut half = student_95(freedom) * variance.sqrt();
     // Blocks hold several rounds of all kinds, and there are enough of them to see a spread.
     let length = times.len().isqrt().max(kinds * 2);
+    // A block may hold one kind more often than another.
+    let means: Vec<f64> = by_kind.iter().map(|times| mean(times)).collect();
     let blocks: Vec<f64> = times
         .chunks_exact(length)
-        .map(|block| block.iter().map(|(_, time)| time).sum())
+        .map(|block| block.iter().map(|(kind, time)| time - means[*kind]).sum())
         .collect();
     if blocks.len() >= 6 {
         let of_blocks = variance_without_trend(&blocks) * float(blocks.len());
@@ -111,6 +113,10 @@ fn sum_variance(values: &[f64]) -> Option<f64> {
     let (count, pairs) = (values.len(), values.len().checked_sub(1)?);
     let squares: f64 = differences.sum();
     (pairs > 0).then(|| squares / 2.0 / float(pairs) * float(count))
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / float(values.len().max(1))
 }
 
 /// Variance of values around a line, from their second differences. A trend over few long blocks would

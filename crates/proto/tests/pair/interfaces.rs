@@ -50,16 +50,15 @@ impl Wire {
     }
 }
 
-/// True if both a host and the one at `to` listen on that network.
+/// True if both a host and the one at `to`, if it exists, listen on that network.
 pub(super) fn are_connected(
     (networks, listening): (&[Vec<u8>], &[Vec<usize>]),
     index: usize,
     to: Address,
 ) -> bool {
     let has = |host: usize| {
-        let interface = networks[host]
-            .iter()
-            .position(|network| *network == to.ip[14]);
+        let mut networks = networks.get(host).into_iter().flatten();
+        let interface = networks.position(|network| *network == to.ip[14]);
         interface.is_none_or(|interface| listening[host].contains(&interface))
     };
     has(index) && usize::from(to.ip[15]).checked_sub(1).is_none_or(has)
