@@ -14,13 +14,11 @@ fn a_slowed_rank_and_the_function_that_waits_are_reported() {
     let summary = job.summary();
     let call = main_call(&summary);
     assert_eq!(call["supersteps"], 12);
-    let reasons = reasons(call);
-    assert!(
-        reasons[0].starts_with("slow rank: ") && reasons[0].contains("wait for rank 1;"),
-        "{summary:#}"
-    );
-    // So does the list of deviations, in which other programs of this machine may come first. The call
-    // that ended each superstep is known.
+    // Other programs of this machine may come first, here and among the deviations.
+    let is_named = reasons(call)
+        .iter()
+        .any(|reason| reason.starts_with("slow rank: ") && reason.contains("wait for rank 1;"));
+    assert!(is_named, "{summary:#}");
     let largest = summary["predictions"]["largest"].as_array();
     let named = largest.expect("a list").iter().any(|one| {
         let reason = one["reason"].as_str().expect("a reason");
