@@ -213,11 +213,18 @@ impl<L: Link> Link for Multihomed<L> {
         }
         // Routes may have changed even if the addresses are the same.
         let before = std::mem::take(&mut self.routes);
-        let moved = destinations.iter().copied().filter(|to| {
-            let interface = before.get(to).map(|(interface, _)| *interface);
-            self.routed(*to) != interface
-        });
-        let moved: Vec<IpAddr> = moved.collect();
+        let mut moved = Vec::new();
+        for to in destinations {
+            let interface = self.routed(*to);
+            // Nothing was sent there before if no interface is known.
+            let known = before.get(to).map(|(interface, _)| *interface);
+            if known.is_some_and(|known| interface != Some(known)) {
+                moved.push(*to);
+            }
+            if let Some(interface) = interface {
+                self.routes.insert(*to, (interface, u64::MAX));
+            }
+        }
         (has_changed || !moved.is_empty()).then_some(moved)
     }
 
@@ -361,6 +368,9 @@ mod tests {
         // It appears: only the list of interfaces changes.
         let moved = link.set_present(&[addresses[0]], &[to.ip()]);
         assert_eq!((moved, in_use(&link)), (Some(Vec::new()), [true, true]));
-        assert_eq!(link.set_present(&[addresses[0]], &[]), None);
+        // Nothing has changed, although nothing was sent in between.
+        for _ in 0..2 {
+            assert_eq!(link.set_present(&[addresses[0]], &[to.ip()]), None);
+        }
     }
 }

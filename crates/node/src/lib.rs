@@ -77,7 +77,7 @@ pub use dipole_naming::environment::{default_runtime_dir, profile_dir, trace_dir
 pub use dipole_naming::{hosts, job, registry};
 pub use dipole_proto::wire::{RefusedReason, ResetReason};
 pub use dipole_proto::{
-    Config as ProtocolConfig, MAX_MESSAGE_BYTES, PeerId, Stats as ProtocolStats,
+    Config as ProtocolConfig, DropReason, MAX_MESSAGE_BYTES, PeerId, Stats as ProtocolStats,
 };
 pub use edge::Edge;
 pub use edges::OverflowPolicy;

@@ -315,11 +315,11 @@ fn deviations(summary: &Summary, out: &mut dyn Write) -> Result<(), Failure> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use dipole_bsp::trace::{Header, Site, State, TraceFile};
 
     /// A file of a rank without supersteps.
-    pub(super) fn file(rank: u32) -> TraceFile {
+    pub(crate) fn file(rank: u32) -> TraceFile {
         TraceFile {
             header: Header {
                 state: State::Ended,

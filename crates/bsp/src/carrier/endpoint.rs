@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use dipole_node::job::Job;
 use dipole_node::{Completion, CompletionQueue, Config, Edge, Endpoint, Message, Node, SendError};
-use dipole_node::{Links, Operation, ReceiveError, Region, RegionKey, RegionMemory, Rights};
+use dipole_node::{
+    DropReason, Links, Operation, ReceiveError, Region, RegionKey, RegionMemory, Rights,
+};
 use rustc_hash::FxHashMap;
 
 use super::{Carrier, LinkCounters};
@@ -293,11 +295,7 @@ impl Carrier for Endpoints {
         let protocol = self.node.stats().protocol;
         LinkCounters {
             repeats: protocol.repeats,
-            duplicates: protocol
-                .drops()
-                .filter(|(reason, _)| reason.name() == "duplicate")
-                .map(|(_, count)| count)
-                .sum(),
+            duplicates: protocol.dropped(DropReason::Duplicate),
             ack_requests: protocol.ack_requests,
         }
     }

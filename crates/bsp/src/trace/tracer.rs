@@ -113,15 +113,9 @@ impl Tracer {
                 .nodename()
                 .to_string_lossy()
                 .into_owned(),
-            cores: usable_cores().map_or_else(
-                |_| Vec::new(),
-                |cores| {
-                    cores
-                        .into_iter()
-                        .filter_map(|core| u32::try_from(core).ok())
-                        .collect()
-                },
-            ),
+            cores: (usable_cores().unwrap_or_default().into_iter())
+                .filter_map(|core| u32::try_from(core).ok())
+                .collect(),
             quota: std::thread::available_parallelism()
                 .map_or(0, |count| u32::try_from(count.get()).unwrap_or(u32::MAX)),
         };

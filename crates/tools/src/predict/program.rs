@@ -138,39 +138,16 @@ impl Superstep {
 
 #[cfg(test)]
 mod tests {
-    use dipole_bsp::trace::{Header, Site, State, Step, TraceFile};
+    use dipole_bsp::trace::{Step, TraceFile};
     use dipole_model::Basis;
 
     use super::*;
 
     fn file(rank: u32, steps: Vec<Step>) -> TraceFile {
-        TraceFile {
-            header: Header {
-                state: State::Ended,
-                rank,
-                size: 2,
-                nodes: 1,
-                leader: 0,
-                first: 3,
-                run: 7,
-                begun_ns: 0,
-                begun_unix_ns: 0,
-                link: "shm".to_owned(),
-                host: "here".to_owned(),
-                cores: Vec::new(),
-                quota: 0,
-            },
-            sites: vec![Site {
-                call: "bsp_sync".to_owned(),
-                file: String::new(),
-                line: 0,
-            }],
-            modules: Vec::new(),
-            stacks: Vec::new(),
-            steps,
-            is_wrapped: false,
-            damaged_blocks: 0,
-        }
+        let mut file = trace::tests::file(rank);
+        (file.header.size, file.header.first) = (2, 3);
+        file.steps = steps;
+        file
     }
 
     fn step(epoch: u32, compute_ns: u64, sync_ns: u64, put: &[(u32, u64)]) -> Step {

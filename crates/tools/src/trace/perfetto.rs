@@ -383,8 +383,6 @@ fn number(rank: u32) -> i32 {
 
 #[cfg(test)]
 mod tests {
-    use dipole_bsp::trace::{Header, Site, State};
-
     use super::*;
 
     /// `perfetto.protos.Trace`.
@@ -395,47 +393,25 @@ mod tests {
     }
 
     fn file(rank: u32) -> TraceFile {
-        TraceFile {
-            header: Header {
-                state: State::Ended,
-                rank,
-                size: 2,
-                nodes: 2,
-                leader: rank,
-                first: 1,
-                run: 5,
-                begun_ns: 0,
-                begun_unix_ns: 0,
-                link: "udp".into(),
-                host: "one".into(),
-                cores: Vec::new(),
-                quota: 0,
-            },
-            sites: vec![Site {
-                call: "bsp_sync".into(),
-                file: "a/lu.c".into(),
-                line: 30,
-            }],
-            modules: Vec::new(),
-            stacks: Vec::new(),
-            steps: (0..3)
-                .map(|epoch| {
-                    let began_ns = 1000 + 1_000_000 * u64::from(rank) + 100 * u64::from(epoch);
-                    Step {
-                        epoch,
-                        began_ns,
-                        entered_ns: began_ns + 40,
-                        pack_ns: 10,
-                        barrier_ns: 30,
-                        put: vec![(1 - rank, 8)],
-                        waits: vec![(1 - rank, 20)],
-                        ..Step::default()
-                    }
-                })
-                .collect(),
-            is_wrapped: false,
-            damaged_blocks: 0,
-        }
+        let mut file = crate::trace::tests::file(rank);
+        let header = &mut file.header;
+        (header.size, header.nodes, header.leader) = (2, 2, rank);
+        file.steps = (0..3)
+            .map(|epoch| {
+                let began_ns = 1000 + 1_000_000 * u64::from(rank) + 100 * u64::from(epoch);
+                Step {
+                    epoch,
+                    began_ns,
+                    entered_ns: began_ns + 40,
+                    pack_ns: 10,
+                    barrier_ns: 30,
+                    put: vec![(1 - rank, 8)],
+                    waits: vec![(1 - rank, 20)],
+                    ..Step::default()
+                }
+            })
+            .collect();
+        file
     }
 
     #[test]

@@ -135,7 +135,7 @@ fn superstep(planted: &[Cause], epoch: u32, began_ns: u64, random: &mut StdRng) 
         if has(Cause::Loss) && rank == 2 && epoch.is_multiple_of(3) {
             step.repeats = 2;
         }
-        // A repeat that was not necessary is no loss.
+        // One packet is sent again although it has arrived.
         step.repeats += u32::from(rank == 7 && epoch == 5);
         step.duplicates += u32::from(rank == 0 && epoch == 5);
     }
