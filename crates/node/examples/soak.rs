@@ -6,7 +6,8 @@
 //! dipole run -n 8 --hosts hosts --on-loss restart --tag target/release/examples/soak 30
 //! ```
 //!
-//! Ranks use the links in the second argument in turn: `soak 30 bpf,udp` mixes them.
+//! Ranks use the links in the second argument in turn: `soak 30 bpf,udp` mixes them. `soak -` ends
+//! when the standard input of rank 0 ends.
 //!
 //! Every message contains the number of its *course* (since an edge was last opened), its position,
 //! and contents derived from both. At the end every sender reports how much it sent, and every
@@ -15,6 +16,7 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -33,6 +35,9 @@ const LAST_WORDS: Duration = Duration::from_secs(30);
 const REPEAT: Duration = Duration::from_millis(100);
 /// Interval at which paths are checked.
 const LOOK: Duration = Duration::from_millis(200);
+/// Limit of a soak that ends with its standard input.
+const LONGEST_S: f64 = 86_400.0;
+static INPUT_ENDED: AtomicBool = AtomicBool::new(false);
 const HEAD_BYTES: usize = 24;
 const LONGEST_BYTES: u64 = 200_000;
 
@@ -186,6 +191,11 @@ impl Shared {
         self.outboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// All other ranks are there.
+    fn are_found(&self) -> bool {
+        self.outboxes().iter().all(|outbox| outbox.way == Way::Open)
+    }
+
     /// Adds targets for ranks that are not there yet, or are lost.
     fn find(&self, job: &Job) {
         while !self.ended.load(Ordering::Relaxed) {
@@ -327,16 +337,18 @@ impl Soak<'_> {
         Ok(taken)
     }
 
-    /// Prints which interfaces carry what, if there are several.
+    /// Prints which interfaces carry what, if there are or were several.
     fn tell_paths(&mut self) {
         self.looked_at = Instant::now();
         for paths in self.node.paths() {
             let is_asking = |pair: &Path| pair.small == Some(PathState::Asked);
-            if paths.pairs.len() < 2 || paths.pairs.iter().any(is_asking) {
+            let before = self.paths.get(&paths.incarnation);
+            let is_only_one = paths.pairs.len() < 2 && before.is_none();
+            if is_only_one || paths.pairs.iter().any(is_asking) {
                 continue;
             }
             let now = paths.to_string();
-            if self.paths.get(&paths.incarnation) != Some(&now) {
+            if before != Some(&now) {
                 self.say(format_args!("paths to a process of {now}"));
                 self.paths.insert(paths.incarnation, now);
             }
@@ -346,19 +358,21 @@ impl Soak<'_> {
     fn exchange(&mut self, duration: Duration) -> Result<(), Box<dyn Error>> {
         let shared = self.shared;
         let mut all_found = false;
+        let mut over_since: Option<Instant> = None;
         loop {
-            let is_over = self.begun.elapsed() > duration || shared.ending.load(Ordering::Relaxed);
-            // A rank that was never found waits for our final message in vain.
-            if is_over && (all_found || self.begun.elapsed() > duration + LAST_WORDS / 3) {
+            let is_over = self.begun.elapsed() > duration
+                || shared.ending.load(Ordering::Relaxed)
+                || INPUT_ENDED.load(Ordering::Relaxed);
+            let are_found = (is_over || !all_found) && shared.are_found();
+            // A rank that was not found, or not again, waits for our final message in vain.
+            if is_over
+                && (are_found
+                    || over_since.get_or_insert_with(Instant::now).elapsed() > LAST_WORDS / 3)
+            {
                 break;
             }
             let is_sending = self.send(false)?;
-            if !all_found
-                && shared
-                    .outboxes()
-                    .iter()
-                    .all(|outbox| outbox.way == Way::Open)
-            {
+            if are_found && !all_found {
                 all_found = true;
                 self.say("all ranks found");
             }
@@ -444,13 +458,22 @@ impl Soak<'_> {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let seconds: f64 = match std::env::args().nth(1) {
+    let job = Job::from_env()?;
+    let seconds: f64 = match std::env::args().nth(1).as_deref() {
+        Some("-") => {
+            if job.rank == 0 {
+                thread::spawn(|| {
+                    let _bytes = io::copy(&mut io::stdin(), &mut io::sink());
+                    INPUT_ENDED.store(true, Ordering::Relaxed);
+                });
+            }
+            LONGEST_S
+        }
         Some(text) => text
             .parse()
-            .map_err(|_| "usage: soak [SECONDS [LINK,..]]")?,
+            .map_err(|_| "usage: soak [SECONDS|- [LINK,..]]")?,
         None => 10.0,
     };
-    let job = Job::from_env()?;
     let mut config = Config::from_env()?;
     if let Some(links) = std::env::args().nth(2) {
         let links: Vec<&str> = links.split(',').collect();

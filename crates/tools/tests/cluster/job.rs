@@ -22,25 +22,26 @@ pub(crate) struct Job {
 impl Job {
     /// Starts `dipole run` on the first node, with the soak example for some seconds.
     pub(crate) fn soak(testbed: &Testbed, ranks: u32, seconds: f64, options: &[&str]) -> Job {
-        Job::soak_by(testbed, ranks, seconds, options, "auto")
+        Job::start(testbed, ranks, &seconds.to_string(), options, "auto")
+    }
+
+    /// A soak that lasts until `end`.
+    pub(crate) fn soak_on(testbed: &Testbed, ranks: u32, options: &[&str]) -> Job {
+        Job::start(testbed, ranks, "-", options, "auto")
     }
 
     /// A soak that uses these links in turn.
-    pub(crate) fn soak_by(
-        testbed: &Testbed,
-        ranks: u32,
-        seconds: f64,
-        options: &[&str],
-        links: &str,
-    ) -> Job {
+    pub(crate) fn soak_by(testbed: &Testbed, ranks: u32, seconds: f64, links: &str) -> Job {
+        Job::start(testbed, ranks, &seconds.to_string(), &[], links)
+    }
+
+    fn start(testbed: &Testbed, ranks: u32, duration: &str, options: &[&str], links: &str) -> Job {
         let mut command = testbed.command(1, env!("CARGO_BIN_EXE_dipole"));
         command.args(["run", "--tag", "-n", &ranks.to_string(), "--hosts"]);
         command.arg(testbed.hosts_file()).arg("--rsh");
         command.arg(testbed.remote_shell()).args(options);
-        command
-            .arg(example("soak"))
-            .args([&seconds.to_string(), links]);
-        command.stdin(Stdio::null());
+        command.arg(example("soak")).args([duration, links]);
+        command.stdin(Stdio::piped());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("it starts");
         let begun = Instant::now();
@@ -86,8 +87,9 @@ impl Job {
         lines.iter().filter_map(number).collect()
     }
 
-    /// Waits for its end.
+    /// Ends its standard input and waits for its end.
     pub(crate) fn end(&mut self) -> ExitStatus {
+        drop(self.child.stdin.take());
         let until = Instant::now() + PATIENCE * 3;
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("a child of ours") {

@@ -25,7 +25,7 @@ fn soak(links: &str) {
     let Some(testbed) = crate::testbed(Testbed::builder().nodes(4).slots(2).faults(faults)) else {
         return;
     };
-    let mut job = Job::soak_by(&testbed, 8, crate::phase().as_secs_f64(), &[], links);
+    let mut job = Job::soak_by(&testbed, 8, crate::phase().as_secs_f64(), links);
     assert!(job.end().success());
     assert_eq!(job.count("to 7 ranks"), 8);
     assert_eq!(job.count("every byte accounted for"), 8);
