@@ -96,7 +96,18 @@ pub(crate) enum HandshakePacket {
     Hello(HelloPacket),
     Challenge(u32, ChallengeLetter),
     Reset(Reset),
-    Bye(u32, u32, u64, Seal),
+    Bye(Farewell),
+}
+
+/// The end of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Farewell {
+    pub(crate) connection: u32,
+    pub(crate) number: u32,
+    /// All units below have arrived.
+    pub(crate) unit_next: u32,
+    pub(crate) incarnation: u64,
+    pub(crate) seal: Seal,
 }
 
 /// A hello or welcome to send.
@@ -134,16 +145,14 @@ impl HandshakePacket {
                 .emit(rest),
             ),
             HandshakePacket::Reset(reset) => (Header::handshake(Kind::Reset, 0), reset.emit(rest)),
-            HandshakePacket::Bye(connection, number, incarnation, _) => {
-                let mut header = Header::handshake(Kind::Bye, *connection);
-                header.number = *number;
-                (
-                    header,
-                    Bye {
-                        incarnation: *incarnation,
-                    }
-                    .emit(rest),
-                )
+            HandshakePacket::Bye(farewell) => {
+                let header = Header {
+                    number: farewell.number,
+                    unit_next: farewell.unit_next,
+                    ..Header::handshake(Kind::Bye, farewell.connection)
+                };
+                let incarnation = farewell.incarnation;
+                (header, Bye { incarnation }.emit(rest))
             }
         };
         let end = HEADER_BYTES + length;

@@ -176,17 +176,13 @@ impl Machine {
     }
 
     fn send_bye(&mut self, peer: PeerId) {
+        let incarnation = self.incarnation;
         if let Some(session) = self.session_mut(peer)
             && session.is_open()
         {
-            let number = session.bye_header().number;
-            let remote = session.remote.connection;
-            let seal = session.keys.seals.out;
-            let packet = HandshakePacket::Bye(remote, number, self.incarnation, seal);
-            let to = self.session(peer).map(Session::bye_address);
-            if let Some(to) = to {
-                self.outbox.push(to, packet);
-            }
+            let farewell = session.farewell(incarnation);
+            let to = session.bye_address();
+            self.outbox.push(to, HandshakePacket::Bye(farewell));
         }
     }
 
@@ -498,7 +494,7 @@ impl Machine {
         let (to, packet) = self.outbox.front()?;
         let (slot, bytes) = frames.scratch()?;
         let seal = match packet {
-            HandshakePacket::Bye(.., seal) => *seal,
+            HandshakePacket::Bye(farewell) => farewell.seal,
             HandshakePacket::Hello(_) | HandshakePacket::Reset(_) => self.handshake_seal(),
             HandshakePacket::Challenge(..) => Seal::OPEN,
         };

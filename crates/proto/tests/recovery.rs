@@ -141,6 +141,31 @@ fn nothing_is_retransmitted_on_a_lossless_path() {
 }
 
 #[test]
+fn a_bye_acknowledges_what_has_arrived() {
+    let (mut wire, edge) = connected(6, 1, &Config::default());
+    let now = wire.now;
+    wire.hosts[0].send(now, edge, b"read").expect("credit");
+    assert!(wire.run(SECOND, |wire| {
+        let now = wire.now;
+        wire.hosts[1].read(now).is_some()
+    }));
+    assert!(!wire.hosts[0].machine.is_acknowledged(edge.peer));
+    let peer = wire.hosts[1].connected[0];
+    wire.hosts[1].machine.disconnect(peer);
+    assert!(wire.run(SECOND, |wire| !wire.hosts[0].gone.is_empty()));
+    assert!(wire.hosts[0].left_unacknowledged.is_empty());
+
+    let (mut wire, edge) = connected(6, 1, &Config::default());
+    let now = wire.now;
+    wire.hosts[0].send(now, edge, b"dropped").expect("credit");
+    transmit_and_drop(&mut wire, now);
+    let peer = wire.hosts[1].connected[0];
+    wire.hosts[1].machine.disconnect(peer);
+    assert!(wire.run(SECOND, |wire| !wire.hosts[0].gone.is_empty()));
+    assert_eq!(wire.hosts[0].left_unacknowledged, [edge.peer]);
+}
+
+#[test]
 fn tail_retransmissions_back_off_while_the_peer_is_silent() {
     let config = Config {
         peer_timeout_ns: 1000 * SECOND,

@@ -484,6 +484,10 @@ impl Machine {
         if session.remote.incarnation != bye.incarnation {
             return Err(DropReason::WrongCookie);
         }
+        let unit_next = packet.header().unit_next;
+        if let Some(session) = self.peers.session_mut(peer) {
+            session.on_unit_next(unit_next, &mut self.shared);
+        }
         self.remove(peer, GoneReason::Closed);
         Ok(())
     }

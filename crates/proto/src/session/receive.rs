@@ -537,10 +537,15 @@ impl Session {
         });
     }
 
+    /// All units of this side below `unit_next` have arrived.
+    pub(crate) fn on_unit_next(&mut self, unit_next: u32, shared: &mut Shared) {
+        let next = widen(unit_next, self.window.base());
+        self.units_arrived(next.min(self.window.top()), shared);
+    }
+
     /// Handles the acknowledgement fields of the header.
     pub(super) fn on_ack(&mut self, header: &Header, now: Instant, shared: &mut Shared) {
-        let unit_next = widen(header.unit_next, self.window.base());
-        self.units_arrived(unit_next.min(self.window.top()), shared);
+        self.on_unit_next(header.unit_next, shared);
         let Some(index) = self
             .lanes
             .iter()

@@ -7,6 +7,7 @@ use ranges::RangeList;
 
 use crate::channel::Notice;
 use crate::event::PeerId;
+use crate::handshake::Farewell;
 use crate::key::Seal;
 use crate::lane::Lane;
 use crate::send::{Flight, Next, Slot};
@@ -628,9 +629,16 @@ impl Session {
         lane.map_or(self.remote.home, |lane| lane.to)
     }
 
-    /// The header of the packet that ends the session.
-    pub(crate) fn bye_header(&mut self) -> Header {
-        self.control_header(Kind::Bye)
+    /// The contents of the packet that ends the session. It acknowledges what has arrived, because
+    /// it may overtake the last acknowledgement, or that one may be lost.
+    pub(crate) fn farewell(&mut self, incarnation: u64) -> Farewell {
+        Farewell {
+            connection: self.remote.connection,
+            number: low(self.control.take_number()),
+            unit_next: low(self.units.next()),
+            incarnation,
+            seal: self.keys.seals.out,
+        }
     }
 }
 

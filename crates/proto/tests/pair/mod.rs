@@ -103,6 +103,8 @@ pub struct Host {
     pub home: Address,
     pub connected: Vec<PeerId>,
     pub gone: Vec<(PeerId, GoneReason)>,
+    /// Those of them that left before all messages to them had arrived, as far as known.
+    pub left_unacknowledged: Vec<PeerId>,
     pub quiet: Vec<PeerId>,
     pub turned_away: Vec<Address>,
     pub changes: Vec<PathChange>,
@@ -243,6 +245,7 @@ impl Wire {
             home: lanes[0].address,
             connected: Vec::new(),
             gone: Vec::new(),
+            left_unacknowledged: Vec::new(),
             quiet: Vec::new(),
             turned_away: Vec::new(),
             changes: Vec::new(),
@@ -527,7 +530,16 @@ impl Host {
         while let Some(event) = self.machine.poll_event() {
             match event {
                 Event::Connected { peer, .. } => self.connected.push(peer),
-                Event::Gone { peer, reason, .. } => self.gone.push((peer, reason)),
+                Event::Gone {
+                    peer,
+                    reason,
+                    acknowledged,
+                } => {
+                    self.gone.push((peer, reason));
+                    if !acknowledged {
+                        self.left_unacknowledged.push(peer);
+                    }
+                }
                 Event::Suspected { peer } => self.quiet.push(peer),
                 Event::TooManyPeers { from } => self.turned_away.push(from),
                 Event::Paths { change, .. } => self.changes.push(change),
