@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 /// The limit shrinks when more than one packet in this many is lost.
 const TOLERATED_LOSS: u32 = 8;
 const FLOOR: u32 = 4;
-/// Smaller losses do not push the limit below this: no switch port buffers less, and it is enough
-/// for a peer that runs seldom because it has no core of its own.
-const SHARE: u32 = 32;
+/// Smaller losses do not push the limit below this. Two sessions and a TCP connection that share a
+/// switch port with a queue of 86 packets still leave TCP two thirds of its share.
+const SHARE: u32 = 16;
 const START: u32 = 64;
 /// Losses do not push the limit below this while the receiver grants less than the maximum.
 const LEAST_GRANTED: u32 = 8;
