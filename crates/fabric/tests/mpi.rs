@@ -67,6 +67,17 @@ fn programs_are_correct_on_two_nodes_despite_packet_loss() {
 }
 
 #[test]
+fn halves_that_meet_at_a_port_and_spawned_processes_exchange_messages() {
+    each(&[("dynamic", &[])], |bench, program, check| {
+        for link in ["auto", "udp"] {
+            let job = bench.job(program, 4).variable("DIPOLE_LINK", link);
+            check(job.arguments(&["spawn"]));
+        }
+        check(bench.job(program, 1).nodes(&[2, 2]));
+    });
+}
+
+#[test]
 fn kernels_compute_correct_results() {
     each(&KERNELS, |bench, program, check| {
         check(bench.job(program, 4));

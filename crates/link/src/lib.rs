@@ -18,6 +18,7 @@ pub mod handlers;
 pub mod membarrier;
 mod multihomed;
 pub mod netlink;
+pub mod pmix;
 mod region;
 pub mod segment;
 pub mod shm;

@@ -17,7 +17,7 @@
 //! and of a pod of an indexed Kubernetes job (`kubernetes.rs`) are used, in this order: under an
 //! `mpirun` inside a Slurm job, Slurm's variables describe the daemons of `mpirun`.
 //!
-//! A launcher that serves PMI-1 (`pmi.rs`) moves texts between the ranks. Then they exchange
+//! A launcher that serves PMI-1 (`pmi.rs`) or PMIx (`pmix.rs`) moves texts between the ranks. Then they exchange
 //! their addresses (`exchange.rs`), and need no list of nodes.
 //!
 //! The submodules get a function that looks up variables.
@@ -41,6 +41,7 @@ mod pbs;
 mod peers;
 mod placement;
 mod pmi;
+mod pmix;
 mod service;
 mod slurm;
 

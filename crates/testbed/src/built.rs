@@ -23,6 +23,15 @@ pub fn program(name: &str) -> PathBuf {
     build("echo_server", &["--bin", name]).join(name)
 }
 
+/// The folder of all libraries for C and Python.
+///
+/// # Panics
+/// If they cannot be built.
+#[must_use]
+pub fn libraries() -> PathBuf {
+    build("echo_server", &["--lib"])
+}
+
 /// Cargo as the user would start it. The variables that cargo sets for tests are removed: some
 /// build scripts run again when one of them changes, and all that depends on them is built again.
 #[must_use]

@@ -15,9 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use super::allocation::{FIRST_PORT, PORTS};
-use super::pmi::{self, Client, Timeouts};
-use super::service::{Exchange, ServiceError};
+use super::service::{Exchange, Given, Service, ServiceError};
 use super::{Job, JobError, Launched, Lookup, Nodes, given_id, id_from_name, mixed, node_at};
+use super::{pmi, pmix};
 use crate::address::NodeId;
 use crate::environment::{user_dir, variables};
 use crate::hosts::{Host, Hosts};
@@ -73,25 +73,30 @@ impl Outcome {
 /// The outcome in this process, which can exchange addresses only once.
 static OUTCOME: OnceLock<Result<Outcome, JobError>> = OnceLock::new();
 
-/// The job of this rank, whose nodes the ranks exchange through the launcher. `given` is the rank and
-/// the number of ranks, unless the server that the rank connects to sends them.
-pub(super) fn job(get: Lookup<'_>, given: Option<(u32, u32)>) -> Result<Launched, JobError> {
-    let outcome = OUTCOME.get_or_init(|| once(get, given));
+/// The job of this rank, whose nodes the ranks exchange through the launcher.
+pub(super) fn job(get: Lookup<'_>, service: Service, given: Given) -> Result<Launched, JobError> {
+    let outcome = OUTCOME.get_or_init(|| once(get, service, given));
     outcome.clone().map(Outcome::launched)
 }
 
 /// Exchanges addresses, or reads the outcome that an earlier program of this rank has saved.
-fn once(get: Lookup<'_>, given: Option<(u32, u32)>) -> Result<Outcome, JobError> {
-    const LIMITS: Timeouts = pmi::TIMEOUTS;
-    let inherited = pmi::inherited(get)?.filter(|_| given.is_some());
+fn once(get: Lookup<'_>, service: Service, given: Given) -> Result<Outcome, JobError> {
+    let inherited = match (service, given.rank) {
+        (Service::Pmi, Some(_)) => pmi::inherited(get)?,
+        _ => None,
+    };
+    let connection = match service {
+        Service::Pmi => inherited.as_ref().and_then(pmi::socket_number),
+        Service::Pmix => Some(pmix_connection(get)),
+    };
     let own_user_dir = user_dir();
-    let saved = saved::Place::of(&own_user_dir, inherited.as_ref());
-    if let Some(outcome) = given.and_then(|(rank, size)| saved.load(rank, size)) {
+    let saved = saved::Place::of(&own_user_dir, connection);
+    if let Some(outcome) = given.rank.and_then(|rank| saved.load(rank, given.size)) {
         return Ok(outcome);
     }
-    let (mut client, rank, size) = match (inherited, given) {
-        (Some(socket), Some((rank, size))) => (Client::start_over(socket, LIMITS)?, rank, size),
-        _ => Client::connect(get, LIMITS)?,
+    let (mut client, rank, size) = match service {
+        Service::Pmi => pmi::Client::open(get, inherited, given)?,
+        Service::Pmix => pmix::Client::open(get, given)?,
     };
     let id = given_id(get)?.unwrap_or_else(|| id_from_name(client.job_name()));
     let job_dir = job_dir(&own_user_dir, id)?;
@@ -105,7 +110,7 @@ fn once(get: Lookup<'_>, given: Option<(u32, u32)>) -> Result<Outcome, JobError>
         name: identity.name,
         addresses: identity.addresses,
     };
-    let (placed, hosts) = exchange(&mut client, rank, size, &mut own)?;
+    let (placed, hosts) = exchange(client.as_mut(), rank, size, &mut own)?;
     let outcome = Outcome {
         id,
         programs_before: 0,
@@ -116,6 +121,14 @@ fn once(get: Lookup<'_>, given: Option<(u32, u32)>) -> Result<Outcome, JobError>
     client.finish()?;
     saved.store(&job_dir, &outcome);
     Ok(outcome)
+}
+
+/// Identifies the connection to a PMIx server: a later job may have the same name, but not also the
+/// same port of the server and the same directory.
+fn pmix_connection(get: Lookup<'_>) -> u64 {
+    let [namespace, server, directory] = pmix::connection(get);
+    let directory = directory_number(Path::new(&directory)).unwrap_or_default();
+    hashed(&[&namespace, &server, &directory])
 }
 
 /// The job's directory, which all its programs on this node use.

@@ -2,7 +2,7 @@
 //!
 //! Open MPI, MPICH's Hydra and other launchers with PMI pass a process its rank and the number of
 //! ranks on its node and in the job, but no nodes. Those come from the hosts file, whose slots are
-//! filled in order; without one the ranks exchange them through PMI, or all are on this node. Flux
+//! filled in order; without one the ranks exchange them through PMI-1 or PMIx, or all are on this node. Flux
 //! passes the number of nodes instead
 //! of the number of ranks on this one.
 
@@ -10,6 +10,7 @@ use rustix::process::{getpid, getsid};
 
 use super::peers::{hosts_file, is_own};
 use super::pmi::{is_offered, is_port_offered};
+use super::service::{Given, Service};
 use super::{
     HYDRA_CONTROL, Job, JobError, Launched, Launcher, Lookup, MAX_RANKS, Nodes, Services, given_id,
     id_from_name, number, required_number,
@@ -37,7 +38,8 @@ const HYDRA: Variables = Variables {
     local_rank: "MPI_LOCALRANKID",
     local_size: "MPI_LOCALNRANKS",
 };
-/// PMIx passes only the rank; the other numbers are available from its server.
+/// PMIx passes only the rank; the other numbers are available from its server. A user may set the
+/// size where the service is not used.
 const PMIX: Variables = Variables {
     rank: "PMIX_RANK",
     size: "DIPOLE_SIZE",
@@ -60,6 +62,7 @@ pub(super) fn is_innermost(get: Lookup<'_>) -> bool {
             && [HYDRA.local_rank, HYDRA_CONTROL]
                 .iter()
                 .any(|variable| get(variable).is_some()))
+        || super::pmix::is_innermost(get)
 }
 
 /// True if Open MPI's launcher has started several ranks. A rank without a launcher may set variables
@@ -91,7 +94,12 @@ pub(super) fn job(get: Lookup<'_>, services: Services) -> Result<Launched, JobEr
         .unwrap_or(PMIX);
     let has_no_rank = get(variables.rank).is_none() && is_port_offered(get);
     if has_no_rank && uses_pmi(get, services) && get("DIPOLE_HOSTS").is_none() {
-        return super::exchange::job(get, None);
+        return super::exchange::job(get, Service::Pmi, Given::default());
+    }
+    let is_served = variables.rank != HYDRA.rank && uses_pmix(get, services);
+    if is_served && get(variables.size).is_none() && get("DIPOLE_HOSTS").is_none() {
+        let given = Given::rank(super::pmix::rank(get)?);
+        return super::exchange::job(get, Service::Pmix, given);
     }
     let advice = "pass it on with the launcher's option for variables (-x NAME=VALUE, \
                   -genv NAME VALUE), or use `dipole run`";
@@ -112,24 +120,16 @@ pub(super) fn job(get: Lookup<'_>, services: Services) -> Result<Launched, JobEr
     let hosts = hosts_file(get)?;
     let is_here = local_size == Some(size);
     let is_pmi = variables.rank == HYDRA.rank;
-    if is_pmi && !is_here && hosts.is_none() && uses_pmi(get, services) {
-        return super::exchange::job(get, Some((rank, size)));
+    if !is_here && hosts.is_none() {
+        let given = Given::both(rank, size);
+        if is_pmi && uses_pmi(get, services) {
+            return super::exchange::job(get, Service::Pmi, given);
+        }
+        if is_served {
+            return super::exchange::job(get, Service::Pmix, given);
+        }
     }
-    let id = match given_id(get)? {
-        Some(id) => id,
-        None => JOB_NAMES
-            .iter()
-            .find_map(|variable| get(variable))
-            .or(flux_job)
-            .or_else(|| is_here.then(|| launcher_id(get)))
-            .map(|name| id_from_name(&name))
-            .ok_or(JobError::Lacking {
-                launcher: mpi,
-                variable: "DIPOLE_JOB",
-                advice: "this launcher does not give its ranks which job they are; give all \
-                         the same number, as in `mpiexec -genv DIPOLE_JOB $$ ...`",
-            })?,
-    };
+    let id = job_id(get, flux_job, is_here)?;
     let Some(hosts) = hosts else {
         if !is_here {
             return Err(JobError::Lacking {
@@ -158,13 +158,37 @@ pub(super) fn job(get: Lookup<'_>, services: Services) -> Result<Launched, JobEr
     })
 }
 
+/// The user's number of the job, or one from the name that the launcher has given it.
+fn job_id(get: Lookup<'_>, flux_job: Option<String>, is_here: bool) -> Result<u64, JobError> {
+    if let Some(id) = given_id(get)? {
+        return Ok(id);
+    }
+    JOB_NAMES
+        .iter()
+        .find_map(|variable| get(variable))
+        .or(flux_job)
+        .or_else(|| is_here.then(|| launcher_id(get)))
+        .map(|name| id_from_name(&name))
+        .ok_or(JobError::Lacking {
+            launcher: Launcher::Mpi,
+            variable: "DIPOLE_JOB",
+            advice: "this launcher does not give its ranks which job they are; give all \
+                     the same number, as in `mpiexec -genv DIPOLE_JOB $$ ...`",
+        })
+}
+
 /// True if the ranks exchange their addresses through the launcher. An MPI library in this process
 /// uses the connection itself.
 pub(super) fn uses_pmi(get: Lookup<'_>, services: Services) -> bool {
     services == Services::Use && is_offered(get) && !has_mpi_library()
 }
 
-/// True if the library of MPICH or of one of its relatives is loaded.
+/// Like [`uses_pmi`], for PMIx.
+pub(super) fn uses_pmix(get: Lookup<'_>, services: Services) -> bool {
+    services == Services::Use && super::pmix::is_offered(get) && !has_mpi_library()
+}
+
+/// True if the library of MPICH, of one of its relatives, or of Open MPI is loaded.
 fn has_mpi_library() -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     maps.lines().any(|line| {

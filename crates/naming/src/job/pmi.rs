@@ -18,7 +18,7 @@ use dipole_link::sys::inherited_descriptor;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use super::service::{Exchange, ServiceError};
+use super::service::{Connected, Exchange, Given, ServiceError, TIMEOUTS, Timeouts, WARN_AFTER};
 use super::{Lookup, number, required_number};
 use crate::job::{JobError, Launcher, MAX_RANKS};
 use crate::lines::excerpt;
@@ -34,22 +34,6 @@ const ID: &str = "PMI_ID";
 const MAX_REQUEST_BYTES: usize = 1000;
 /// Announced by servers whose values have no useful length.
 const MIN_VALUE_BYTES: usize = 128;
-/// After this time in the barrier it is logged.
-const WARN_AFTER: Duration = Duration::from_secs(10);
-
-/// Longest times to wait for the server.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Timeouts {
-    /// For a reply.
-    pub(super) reply: Duration,
-    /// For the slowest rank to start and enter the barrier.
-    pub(super) barrier: Duration,
-}
-
-pub(super) const TIMEOUTS: Timeouts = Timeouts {
-    reply: Duration::from_secs(30),
-    barrier: Duration::from_secs(300),
-};
 
 /// True if the launcher offers the service.
 pub(super) fn is_offered(get: Lookup<'_>) -> bool {
@@ -88,11 +72,23 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Connects at the port in `PMI_PORT`; returns rank and number of ranks as well.
-    pub(super) fn connect(
+    /// Begins to use the launcher's connection, or connects at the port in `PMI_PORT`.
+    pub(super) fn open(
         get: Lookup<'_>,
-        timeouts: Timeouts,
-    ) -> Result<(Client, u32, u32), JobError> {
+        inherited: Option<OwnedFd>,
+        given: Given,
+    ) -> Result<Connected, JobError> {
+        let (client, rank, size) = match (inherited, given.rank, given.size) {
+            (Some(socket), Some(rank), Some(size)) => {
+                (Client::start_over(socket, TIMEOUTS)?, rank, size)
+            }
+            _ => Client::connect(get, TIMEOUTS)?,
+        };
+        Ok((Box::new(client), rank, size))
+    }
+
+    /// Connects at the port in `PMI_PORT`; returns rank and number of ranks as well.
+    fn connect(get: Lookup<'_>, timeouts: Timeouts) -> Result<(Client, u32, u32), JobError> {
         let at = get(PORT).unwrap_or_default();
         let advice = "the launcher sets both or none";
         let id: u32 = required_number(get, Launcher::Mpi, ID, (0, MAX_RANKS - 1), advice)?;
@@ -109,7 +105,7 @@ impl Client {
     }
 
     /// Begins to use a connection that the launcher has made.
-    pub(super) fn start_over(socket: OwnedFd, timeouts: Timeouts) -> Result<Client, ServiceError> {
+    fn start_over(socket: OwnedFd, timeouts: Timeouts) -> Result<Client, ServiceError> {
         let mut client = Client::unused(socket, timeouts);
         client.start()?;
         Ok(client)

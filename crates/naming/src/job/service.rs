@@ -1,5 +1,33 @@
 //! The interface to a launcher's service with which ranks exchange short texts.
 
+use std::time::Duration;
+
+/// After this time in the barrier it is logged.
+pub(super) const WARN_AFTER: Duration = Duration::from_secs(10);
+
+/// Longest times to wait for the server.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timeouts {
+    /// For a reply.
+    pub(super) reply: Duration,
+    /// For the slowest rank to start and enter the barrier.
+    pub(super) barrier: Duration,
+}
+
+pub(super) const TIMEOUTS: Timeouts = Timeouts {
+    reply: Duration::from_secs(30),
+    barrier: Duration::from_secs(300),
+};
+
+/// A service that a launcher offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Service {
+    /// PMI-1: lines of text over a socket.
+    Pmi,
+    /// PMIx: a library.
+    Pmix,
+}
+
 /// A launcher's service that moves short texts between the ranks of a job.
 pub(super) trait Exchange {
     /// A name of the job that is the same in all ranks, and different for other jobs.
@@ -21,6 +49,32 @@ pub(super) trait Exchange {
     fn finish(&mut self) -> Result<(), ServiceError>;
 }
 
+/// Rank and number of ranks, as far as the launcher's variables say them. The server sends the rest.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Given {
+    pub(super) rank: Option<u32>,
+    pub(super) size: Option<u32>,
+}
+
+impl Given {
+    pub(super) fn rank(rank: u32) -> Given {
+        Given {
+            rank: Some(rank),
+            size: None,
+        }
+    }
+
+    pub(super) fn both(rank: u32, size: u32) -> Given {
+        Given {
+            rank: Some(rank),
+            size: Some(size),
+        }
+    }
+}
+
+/// A service in use, with the rank of this process and the number of ranks.
+pub(super) type Connected = (Box<dyn Exchange>, u32, u32);
+
 /// Why the launcher's service cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ServiceError {
@@ -33,6 +87,24 @@ pub enum ServiceError {
         value: String,
         /// The operating system's error.
         cause: String,
+    },
+    /// The client library of PMIx cannot be loaded.
+    #[error(
+        "needs libpmix.so.2, which cannot be loaded: {cause}; install it on all nodes (Debian: \
+         libpmix2) or name its directory in LD_LIBRARY_PATH"
+    )]
+    Library {
+        /// The loader's message.
+        cause: String,
+    },
+    /// The client library of PMIx is too old or too new.
+    #[error(
+        "needs libpmix of version 3, 4, 5 or 6, but libpmix.so.2 has version `{found}`; install \
+         another one, or name its directory in LD_LIBRARY_PATH"
+    )]
+    Version {
+        /// The version as the library reports it.
+        found: String,
     },
     /// The server has closed the connection.
     #[error(

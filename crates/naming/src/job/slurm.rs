@@ -5,8 +5,10 @@
 
 use super::allocation::{FIRST_PORT, Listed, NAME_TIMEOUT, PORTS, PORTS_PER_JOB, Starter};
 use super::hostlist::{self, MAX_NAMES};
-use super::mpi::{rank_and_size, uses_pmi};
+use super::mpi::{rank_and_size, uses_pmi, uses_pmix};
 use super::peers::NodeNames;
+use super::pmix;
+use super::service::{Given, Service};
 use super::{
     Job, JobError, Launched, Launcher, Lookup, MAX_RANKS, Nodes, Services, given_id, node_at,
     number, required_number,
@@ -28,12 +30,17 @@ pub(super) fn is_here(get: Lookup<'_>) -> bool {
 
 pub(super) fn job(get: Lookup<'_>, services: Services) -> Result<Launched, JobError> {
     let slurm = Launcher::Slurm;
-    if get(variables::HOSTS).is_none()
-        && uses_pmi(get, services)
-        && let Some((rank, size)) = rank_and_size(get)
-    {
-        // The ranks' own addresses need no name service and no known distribution.
-        return super::exchange::job(get, Some((rank, size)));
+    // The ranks' own addresses need no name service and no known distribution.
+    if get(variables::HOSTS).is_none() {
+        if uses_pmi(get, services)
+            && let Some((rank, size)) = rank_and_size(get)
+        {
+            return super::exchange::job(get, Service::Pmi, Given::both(rank, size));
+        }
+        if uses_pmix(get, services) && pmix::is_of_slurm_step(get) {
+            let given = Given::rank(pmix::rank(get)?);
+            return super::exchange::job(get, Service::Pmix, given);
+        }
     }
     if let Some(parts) = get("SLURM_HET_SIZE").filter(|parts| parts != "1") {
         return Err(JobError::Bad {

@@ -183,6 +183,50 @@ fn dipole_wins_over_mpirun_and_mpirun_over_slurm() {
     assert_eq!(read(&[&SLURM, &pmi]).unwrap().job.id, (42 << 32) | 3);
 }
 
+#[test]
+fn pmix_of_another_launcher_wins_over_slurm_whose_own_does_not() {
+    let served = |namespace| {
+        [
+            ("PMIX_RANK", "5"),
+            ("PMIX_NAMESPACE", namespace),
+            ("PMIX_SERVER_URI4", "server.0;tcp4://127.0.0.1:5000"),
+        ]
+    };
+    for own in ["slurm.pmix.42.3", "slurm.pmix.42.2"] {
+        let job = read(&[&SLURM, &served(own)]).unwrap().job;
+        assert_eq!(job.id, (42 << 32) | 3);
+        let get = lookup(&[&SLURM, &served(own)]);
+        assert_eq!(pmix::is_of_slurm_step(&get), own == "slurm.pmix.42.3");
+    }
+    let other = served("prterun-n1-77@1");
+    refused(&[&SLURM, &other], "DIPOLE_SIZE is not set");
+    // Without a server the rank alone may have been inherited.
+    assert!(read(&[&SLURM, &other[..2]]).is_ok());
+    let size = [("DIPOLE_SIZE", "7")];
+    refused(&[&other, &size], "DIPOLE_HOSTS is not set");
+}
+
+#[test]
+fn errors_of_services_name_what_to_do() {
+    let library = ServiceError::Library {
+        cause: "no such file".to_owned(),
+    };
+    assert_eq!(
+        JobError::from(library).to_string(),
+        "the launcher's PMI service needs libpmix.so.2, which cannot be loaded: no such file; \
+         install it on all nodes (Debian: libpmix2) or name its directory in LD_LIBRARY_PATH; \
+         without it, name the nodes in a hosts file (DIPOLE_HOSTS)"
+    );
+    let version = ServiceError::Version {
+        found: "2.2.5".to_owned(),
+    };
+    let text = version.to_string();
+    assert!(
+        text.contains("of version 3, 4, 5 or 6, but libpmix.so.2 has version `2.2.5`"),
+        "{text}"
+    );
+}
+
 const OPEN_MPI: [(&str, &str); 5] = [
     ("OMPI_COMM_WORLD_RANK", "1"),
     ("OMPI_COMM_WORLD_SIZE", "4"),

@@ -1,5 +1,5 @@
 //! Jobs started by other launchers than `dipole run`: real Slurm daemons, a real `mpirun` and
-//! `mpiexec.hydra`, Flux, and the environment of an indexed Kubernetes job. Every rank checks each byte it receives. Launchers
+//! `mpiexec.hydra`, `prterun`, Flux, and the environment of an indexed Kubernetes job. Every rank checks each byte it receives. Launchers
 //! that are not installed are reported and skipped.
 
 mod allocations;
@@ -8,7 +8,9 @@ mod hydra;
 mod networks;
 mod nodes;
 mod pmi_server;
+mod pmix;
 mod slurm;
+mod stand_in;
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -161,6 +163,30 @@ fn a_slurm_step_is_a_job_on_named_nodes() {
     assert!(!output.status.success());
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("use srun --distribution=block"), "{said}");
+}
+
+#[test]
+fn tasks_of_slurm_exchange_their_addresses_by_pmix() {
+    let daemons = ["slurmctld", "slurmd", "srun", "munged"];
+    if !has_all(&daemons, "slurm-wlm munge") || !slurm::may_start() {
+        return;
+    }
+    let cluster = Cluster::start(4);
+    if !cluster.has_pmix() {
+        eprintln!("SKIPPED: Slurm's plugin for PMIx is not installed");
+        return;
+    }
+    let program = all_to_all();
+    let step = |ranks: usize, arguments: &[&str]| {
+        let mut step = cluster.srun();
+        step.arg("--mpi=pmix").arg(format!("-n{ranks}"));
+        assert_all_right(&step.args(arguments).output().unwrap(), ranks);
+    };
+    let at = program.to_str().unwrap();
+    step(8, &["-N4", at]);
+    let arbitrary = ["-N2", "--distribution=arbitrary", "-w", "n1,n2,n2", at];
+    step(3, &arbitrary);
+    step(4, &["-N2", "sh", "-c", &format!("{at} && {at}")]);
 }
 
 /// Number of processes with this command line.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use dipole_testbed::Testbed;
+use rustix::process::Pid;
 
 use super::clean;
 
@@ -116,6 +117,18 @@ impl Nodes {
     pub(crate) fn add_ssh(&self) {
         let ssh = self.folder().join("bin/ssh");
         std::os::unix::fs::symlink(&self.shell, ssh).expect("a link");
+    }
+
+    /// The processes in the namespace of a node.
+    pub(crate) fn processes(&self, node: u32) -> Vec<Pid> {
+        let namespace = &self.testbed.node(node).namespace;
+        let listed = Command::new("ip")
+            .args(["netns", "pids", namespace])
+            .output();
+        let listed = listed.expect("ip runs").stdout;
+        let listed = String::from_utf8_lossy(&listed);
+        let numbers = listed.lines().filter_map(|line| line.trim().parse().ok());
+        numbers.filter_map(Pid::from_raw).collect()
     }
 
     /// Runs `ip` with these words in the namespace of a node.

@@ -72,7 +72,7 @@ impl Cluster {
             let mut node = ending_with_us();
             // Root's jobs use another directory, so that none is left behind.
             node.args(APART).args(["sh", "-c"]).arg(format!(
-                "mkdir -p -m 0700 /tmp/dipole-0 && mount --bind {at}/user /tmp/dipole-0 && \
+                "mkdir -p -m 0700 /tmp/dipole-0 {at}/tmp-{name} && mount --bind {at}/user /tmp/dipole-0 && \
                  mount --bind {at}/hosts /etc/hosts && exec slurmd -D -N {name}",
                 at = cluster.folder().display()
             ));
@@ -103,6 +103,16 @@ impl Cluster {
         command.args(["--time=2", "--kill-on-bad-exit", "--overcommit"]);
         command.arg(format!("--chdir={}", self.folder().display()));
         command
+    }
+
+    /// True if Slurm has the plugin for PMIx.
+    pub(crate) fn has_pmix(&self) -> bool {
+        let mut list = super::clean("srun");
+        let listed = self.with_environment(list.arg("--mpi=list")).output();
+        let listed = listed.unwrap();
+        let said = [listed.stdout, listed.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        said.split_whitespace().any(|word| word == "pmix")
     }
 
     /// `sbatch` of a script with this text on three nodes, whose output goes to `out`.
@@ -233,6 +243,7 @@ fn configuration(folder: &Path, names: &[String]) -> String {
          CredType=cred/munge\n\
          StateSaveLocation={at}/state\n\
          SlurmdSpoolDir={at}/spool-%n\n\
+         TmpFS={at}/tmp-%n\n\
          SlurmctldPidFile={at}/slurmctld.pid\n\
          SlurmdPidFile={at}/slurmd-%n.pid\n\
          ProctrackType=proctrack/linuxproc\n\

@@ -1,35 +1,33 @@
 //! The outcome of an exchange, saved for later programs of the same rank.
 //!
 //! A launcher serves only the first program of a rank that a script starts. The others find the
-//! outcome in the job's directory, in a file that is named after the socket to the launcher: its
-//! number is not used again until the machine is restarted.
+//! outcome in the job's directory, in a file that is named after the connection to the launcher: the
+//! number of a socket, for example, is not used again until the machine is restarted.
 
 use std::fmt::Write;
 use std::fs;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use super::machine::boot_id;
 use super::{Outcome, hashed};
 use crate::hosts::Hosts;
 use crate::job::dipole::parse_ranks;
-use crate::job::pmi::socket_number;
-use crate::job::write_ranks;
+use crate::job::{MAX_RANKS, write_ranks};
 use crate::lines;
 use crate::registry::LAUNCHER_PREFIX;
 
 /// Where the outcome of this rank is saved.
 pub(super) struct Place {
     user_dir: PathBuf,
-    /// Name of the file; `None` if the launcher's socket is not known by a number.
+    /// Name of the file; `None` if the connection to the launcher is not known by a number.
     name: Option<String>,
 }
 
 impl Place {
-    pub(super) fn of(user_dir: &Path, inherited: Option<&OwnedFd>) -> Place {
-        let number = inherited.and_then(socket_number);
+    /// `connection` is a number that no other connection to a launcher has had on this machine.
+    pub(super) fn of(user_dir: &Path, connection: Option<u64>) -> Place {
         let boot = boot_id();
-        let name = number
+        let name = connection
             .filter(|_| !boot.is_empty())
             .map(|number| format!("{LAUNCHER_PREFIX}{number}-{:016x}", hashed(&[&boot])));
         Place {
@@ -38,12 +36,18 @@ impl Place {
         }
     }
 
-    /// The outcome that an earlier program of this rank has saved. This program is counted.
-    pub(super) fn load(&self, rank: u32, size: u32) -> Option<Outcome> {
+    /// Ranks may share a connection.
+    fn file_name(&self, rank: u32) -> Option<String> {
         let name = self.name.as_ref()?;
+        Some(format!("{name}-{rank}"))
+    }
+
+    /// The outcome that an earlier program of this rank has saved. This program is counted.
+    pub(super) fn load(&self, rank: u32, size: Option<u32>) -> Option<Outcome> {
+        let name = self.file_name(rank)?;
         let jobs = fs::read_dir(&self.user_dir).ok()?.flatten();
         let file = jobs
-            .map(|job| job.path().join(name))
+            .map(|job| job.path().join(&name))
             .find(|file| file.is_file())?;
         let text = lines::read("nodes of this job", &file).ok()?;
         let mut outcome = parse(&text, rank, size)?;
@@ -54,10 +58,10 @@ impl Place {
 
     /// Saves the outcome. A failure concerns later programs only, which then report it.
     pub(super) fn store(&self, job_dir: &Path, outcome: &Outcome) {
-        let Some(name) = &self.name else {
+        let Some(name) = self.file_name(outcome.rank) else {
             return;
         };
-        let (file, new) = (job_dir.join(name), job_dir.join(format!("{name}.new")));
+        let (file, new) = (job_dir.join(&name), job_dir.join(format!("{name}.new")));
         let written = fs::write(&new, text(outcome)).and_then(|()| fs::rename(&new, &file));
         if let Err(cause) = written {
             tracing::debug!(%cause, file = %file.display(), "the nodes of this job are not saved");
@@ -67,15 +71,16 @@ impl Place {
 
 fn text(outcome: &Outcome) -> String {
     let placed = write_ranks(&outcome.placed);
-    let (id, before) = (outcome.id, outcome.programs_before);
-    let mut text = format!("{id} {before} {} {placed}\n", outcome.rank);
+    let (id, before, rank) = (outcome.id, outcome.programs_before, outcome.rank);
+    let size = outcome.placed.len();
+    let mut text = format!("{id} {before} {rank} {size} {placed}\n");
     for host in outcome.hosts.iter().flat_map(Hosts::iter) {
         let _infallible = writeln!(text, "{}", host.line());
     }
     text
 }
 
-fn parse(text: &str, rank: u32, size: u32) -> Option<Outcome> {
+fn parse(text: &str, rank: u32, size: Option<u32>) -> Option<Outcome> {
     let (first, list) = text.split_once('\n')?;
     let mut words = first.split(' ');
     let mut next = || words.next();
@@ -84,7 +89,11 @@ fn parse(text: &str, rank: u32, size: u32) -> Option<Outcome> {
     if next()?.parse() != Ok(rank) {
         return None;
     }
-    let placed = parse_ranks(next()?, size)?;
+    let saved: u32 = next()?.parse().ok().filter(|size| *size <= MAX_RANKS)?;
+    if size.is_some_and(|size| size != saved) {
+        return None;
+    }
+    let placed = parse_ranks(next()?, saved)?;
     let hosts = match list.is_empty() {
         true => None,
         false => Some(Hosts::parse(list).ok()?),
@@ -100,8 +109,6 @@ fn parse(text: &str, rank: u32, size: u32) -> Option<Outcome> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixStream;
-
     use super::*;
     use crate::address::NodeId;
 
@@ -110,10 +117,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let job = folder.path().join("job-1");
         fs::create_dir(&job).unwrap();
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let (ours, theirs) = (OwnedFd::from(ours), OwnedFd::from(theirs));
-        let place = Place::of(folder.path(), Some(&ours));
-        assert_eq!(place.load(1, 3), None);
+        let place = Place::of(folder.path(), Some(7));
+        assert_eq!(place.load(1, Some(3)), None);
         let hosts = "1 10.0.0.1 port=10001 name=n1\n2 fd00::2 port=10002 slots=1\n";
         for hosts in [None, Some(Hosts::parse(hosts).unwrap())] {
             let outcome = Outcome {
@@ -124,19 +129,18 @@ mod tests {
                 hosts,
             };
             place.store(&job, &outcome);
-            let copy = ours.try_clone().unwrap();
-            let again = Place::of(folder.path(), Some(&copy));
-            for before in 1..3 {
+            let again = Place::of(folder.path(), Some(7));
+            for (before, size) in [(1, Some(3)), (2, None)] {
                 let expected = Outcome {
                     programs_before: before,
                     ..outcome.clone()
                 };
-                assert_eq!(again.load(1, 3), Some(expected));
+                assert_eq!(again.load(1, size), Some(expected));
             }
         }
-        assert_eq!(place.load(0, 3), None, "another rank");
-        assert_eq!(place.load(1, 4), None, "another size");
-        assert_eq!(Place::of(folder.path(), Some(&theirs)).load(1, 3), None);
-        assert_eq!(Place::of(folder.path(), None).load(1, 3), None);
+        assert_eq!(place.load(0, Some(3)), None, "another rank");
+        assert_eq!(place.load(1, Some(4)), None, "another size");
+        let others = [Some(8), None].map(|other| Place::of(folder.path(), other));
+        assert!(others.iter().all(|other| other.load(1, Some(3)).is_none()));
     }
 }
