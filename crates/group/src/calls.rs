@@ -1,5 +1,6 @@
 //! The collective calls of a group.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use dipole_proto::wire::{
@@ -19,9 +20,11 @@ const PIECE_BYTES: usize = 64 << 10;
 const MAX_BYTES_AHEAD: u64 = 32 << 20;
 /// How often a thread that cannot send checks whether the generation has ended.
 const SEND_RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// Rounds of a reduction: folding, combining, and returning the result.
+/// Rounds of a reduction: folding, combining, combining along the broadcast tree, and returning the
+/// result.
 const FOLD_ROUND: u8 = 0;
 const FIRST_ROUND: u8 = 1;
+const TREE_ROUND: u8 = 254;
 const LAST_ROUND: u8 = 255;
 
 /// Parameters of the call in progress.
@@ -45,6 +48,15 @@ impl CallContext {
     fn root(&self) -> usize {
         self.call.root as usize
     }
+}
+
+/// The order in which a reduction combines the data of its members.
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    /// By rank, in a tree that depends on the number of members only.
+    Ranks,
+    /// Along the broadcast tree, because each order gives the same bits.
+    Any,
 }
 
 /// A piece of a message within a call.
@@ -72,7 +84,7 @@ impl Group {
     }
 
     /// Distributes the bytes of `root`, of any length, to all members. On the root `data` is sent;
-    /// elsewhere it is replaced.
+    /// elsewhere it is replaced. Each node gets one copy, along [`Members::tree`](crate::Members::tree).
     ///
     /// # Errors
     /// [`GroupError`].
@@ -144,13 +156,43 @@ impl Group {
         &mut self,
         root: usize,
         data: &mut [u8],
+        combine: impl FnMut(&mut [u8], &[u8]),
+        timeout: Duration,
+    ) -> Result<(), GroupError> {
+        self.reduce_in(Order::Ranks, root, data, combine, timeout)
+    }
+
+    /// Like [`reduce`](Self::reduce), for a `combine` that gives the same bytes in each order, as
+    /// [`Combine::is_exact`] says. The members of a node combine their data first, and one message
+    /// leaves the node.
+    ///
+    /// # Errors
+    /// The errors of [`reduce`](Self::reduce).
+    pub fn reduce_in_any_order(
+        &mut self,
+        root: usize,
+        data: &mut [u8],
+        combine: impl FnMut(&mut [u8], &[u8]),
+        timeout: Duration,
+    ) -> Result<(), GroupError> {
+        self.reduce_in(Order::Any, root, data, combine, timeout)
+    }
+
+    fn reduce_in(
+        &mut self,
+        order: Order,
+        root: usize,
+        data: &mut [u8],
         mut combine: impl FnMut(&mut [u8], &[u8]),
         timeout: Duration,
     ) -> Result<(), GroupError> {
         let what = (root, data.len() as u64);
         self.call_within(GroupOperation::Reduce, what, timeout, |group, context| {
             let mut work = group.working_copy(data);
-            let reduced = group.reduce_to_root(context, &mut work, &mut combine);
+            let reduced = match order {
+                Order::Ranks => group.reduce_to_root(context, &mut work, &mut combine),
+                Order::Any => group.reduce_along_tree(context, &mut work, &mut combine),
+            };
             if reduced.is_ok() && root == group.rank() {
                 data.copy_from_slice(&work);
             }
@@ -186,7 +228,9 @@ impl Group {
         )
     }
 
-    /// Element-wise [`reduce`](Self::reduce) of numbers.
+    /// Element-wise [`reduce`](Self::reduce) of numbers. Unless these are sums of `f64`, whose last
+    /// bits depend on the order, the numbers are combined on each node first, and one message
+    /// leaves it.
     ///
     /// # Errors
     /// The errors of `reduce`.
@@ -198,7 +242,10 @@ impl Group {
         timeout: Duration,
     ) -> Result<(), GroupError> {
         let mut bytes = to_bytes(numbers);
-        self.reduce(root, &mut bytes, how.bytes::<T>(), timeout)?;
+        match how.is_exact::<T>() {
+            true => self.reduce_in_any_order(root, &mut bytes, how.bytes::<T>(), timeout),
+            false => self.reduce(root, &mut bytes, how.bytes::<T>(), timeout),
+        }?;
         from_bytes(&bytes, numbers);
         Ok(())
     }
@@ -307,9 +354,10 @@ impl Group {
         data: &[u8],
         from: usize,
     ) -> Result<(), GroupError> {
-        let (rank, root, size) = (self.rank(), context.root(), self.size());
+        let roster = Arc::clone(&self.roster);
+        let (rank, root) = (self.rank(), context.root());
         for (at, piece) in pieces(data, from) {
-            for child in shape::children(rank, root, size) {
+            for child in roster.placement.children(rank, root) {
                 let part = Part {
                     round: 0,
                     rank: context.call.root,
@@ -324,8 +372,8 @@ impl Group {
 
     /// Waits for the broadcast, and forwards whatever the handler could not forward.
     fn take_broadcast(&mut self, context: &CallContext) -> Result<Vec<u8>, GroupError> {
-        let (rank, root, size) = (self.rank(), context.root(), self.size());
-        let parent = shape::parent(rank, root, size).unwrap_or(root);
+        let (rank, root) = (self.rank(), context.root());
+        let parent = self.roster.placement.parent(rank, root).unwrap_or(root);
         let key = (context.number, 0, context.call.root);
         let PendingMessage {
             bytes,
@@ -367,9 +415,18 @@ impl Group {
         }
     }
 
-    /// Opens the edges that reductions use, so that they can show later that a member is gone.
+    /// Opens the edges that reductions and broadcasts of rank 0 use, so that they can show later
+    /// that a member is gone.
     pub(super) fn open_edges(&self) -> Result<(), GroupError> {
         let (rank, size) = (self.rank(), self.size());
+        let placement = &self.roster.placement;
+        for neighbour in placement
+            .parent(rank, 0)
+            .into_iter()
+            .chain(placement.children(rank, 0))
+        {
+            self.edge(neighbour)?;
+        }
         let folded = match shape::role(rank, size) {
             ReductionRole::Folded(into) => Some(into),
             ReductionRole::Active(slot, folded) => {
@@ -385,7 +442,7 @@ impl Group {
         }
     }
 
-    /// Combines the data that `from`, a higher rank, sends.
+    /// Combines the data that `from` sends: a higher rank, or any if the order does not matter.
     fn combine(
         &mut self,
         context: &CallContext,
@@ -397,6 +454,25 @@ impl Group {
         combine(data, &theirs);
         self.shared.state().recycle(theirs);
         Ok(())
+    }
+
+    fn reduce_along_tree(
+        &mut self,
+        context: &CallContext,
+        data: &mut [u8],
+        combine: &mut dyn FnMut(&mut [u8], &[u8]),
+    ) -> Result<(), GroupError> {
+        let (rank, root) = (self.rank(), context.root());
+        let roster = Arc::clone(&self.roster);
+        let mut children: Vec<usize> = roster.placement.children(rank, root).collect();
+        // The smallest subtree is ready first.
+        while let Some(child) = children.pop() {
+            self.combine(context, (child, TREE_ROUND), data, combine)?;
+        }
+        match roster.placement.parent(rank, root) {
+            Some(parent) => self.send(context, parent, TREE_ROUND, data),
+            None => Ok(()),
+        }
     }
 
     fn reduce_to_root(

@@ -111,7 +111,7 @@ impl Shared {
                 // Forward to each child even if an earlier one failed.
                 let mut to_all = true;
                 if root < roster.size() {
-                    for child in shape::children(roster.rank, root, roster.size()) {
+                    for child in roster.placement.children(roster.rank, root) {
                         to_all &= self.forward(context, &roster, child, message);
                     }
                 }
