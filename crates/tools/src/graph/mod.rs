@@ -4,6 +4,8 @@
 //! [`model`] has the graph and its rules, [`mod@print`] and [`svg`] show it, [`play`] runs it, and
 //! [`watch`] shows the endpoints and edges in the registries of this machine's nodes.
 
+mod collective;
+mod group;
 mod model;
 mod play;
 mod print;
