@@ -6,7 +6,7 @@
 //! sends each rank the blocks that belong to it. Rank 0 opens and closes the stream, and reads and writes
 //! the bytes between transfers, such as the headers of a protocol.
 //!
-//! `layout.rs` and `gather.rs` do no I/O. [`Stripes`] sends one sequence of bytes over several streams, which
+//! `layout.rs` and `gather.rs` do no I/O; `session.rs` serves one stream on the interface. [`Stripes`] sends one sequence of bytes over several streams, which
 //! may go through several interfaces.
 //! The streams package of Gigabit Nectar §4.3.
 
@@ -17,6 +17,7 @@ mod gather;
 mod interface;
 mod layout;
 mod message;
+mod session;
 mod stream;
 mod stripes;
 
