@@ -1,21 +1,26 @@
 //! A network interface: a process that holds the TCP connections of streams.
 
+use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use dipole_node::{Address, Endpoint, EndpointId, Node, ReceiveError};
+use dipole_node::{Address, Endpoint, EndpointId, Message as Received, Node, ReceiveError};
 
 use crate::error::StreamError;
-use crate::message::Message;
-use crate::session::{CHECK_INTERVAL, StreamSession, notify_end};
+use crate::listeners::Listeners;
+use crate::message::{Message, WireAddress, WireStatus};
+use crate::progress::{Progress, StreamStatus};
+use crate::session::{CHECK_INTERVAL, Peer, StreamSession, notify_end};
 
 /// Hosts to which ranks may open streams.
 #[derive(Clone, Debug)]
 pub enum Destinations {
     /// Any host and port.
     Any,
-    /// Listens on these addresses only.
+    /// These addresses only.
     Only(Vec<SocketAddr>),
 }
 
@@ -51,6 +56,49 @@ pub struct Interface<'a> {
     id: EndpointId,
     config: InterfaceConfig,
     streams: Vec<Option<JoinHandle<()>>>,
+    shared: Arc<Shared>,
+}
+
+/// State that a handle of the interface uses, too.
+#[derive(Debug, Default)]
+struct Shared {
+    listeners: Listeners,
+    /// The state of the stream in each slot.
+    progress: Mutex<Vec<Weak<Progress>>>,
+    is_closing: Arc<AtomicBool>,
+}
+
+/// A handle of an interface for other threads, while [`Interface::serve`] runs.
+#[derive(Clone, Debug)]
+pub struct InterfaceControl {
+    shared: Arc<Shared>,
+}
+
+impl InterfaceControl {
+    /// Accepts TCP connections at an address, for ranks that call
+    /// [`Stream::accept`](crate::Stream::accept) with its port. Clients that connect earlier wait.
+    /// Returns the address with the chosen port if that is 0.
+    ///
+    /// # Errors
+    /// The address is in use or not of this host.
+    pub fn listen(&self, at: SocketAddr) -> io::Result<SocketAddr> {
+        self.shared.listeners.listen(at)
+    }
+
+    /// The state of all open streams.
+    #[must_use]
+    pub fn status(&self) -> Vec<StreamStatus> {
+        let now = Instant::now();
+        let open = self.shared.progress();
+        let open = open.iter().filter_map(Weak::upgrade);
+        open.map(|progress| progress.status(now)).collect()
+    }
+}
+
+impl Shared {
+    fn progress(&self) -> MutexGuard<'_, Vec<Weak<Progress>>> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl<'a> Interface<'a> {
@@ -71,6 +119,7 @@ impl<'a> Interface<'a> {
             id,
             config,
             streams,
+            shared: Arc::default(),
         })
     }
 
@@ -80,8 +129,16 @@ impl<'a> Interface<'a> {
         self.control.address()
     }
 
+    /// A handle to listen for TCP clients and to inspect the streams, also from other threads.
+    #[must_use]
+    pub fn control(&self) -> InterfaceControl {
+        InterfaceControl {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
     /// Serves until `should_stop`, which is checked regularly, returns true. Returns after the streams that are open
-    /// then have ended.
+    /// then have ended; those that wait for a TCP client end at once.
     ///
     /// # Errors
     /// The endpoint is broken.
@@ -92,27 +149,12 @@ impl<'a> Interface<'a> {
                 Err(ReceiveError::TimedOut { .. }) => continue,
                 Err(error) => return Err(error.into()),
             };
-            let why = match Message::decode(&received) {
-                Ok(Message::Open {
-                    to,
-                    ranks,
-                    timeout_ms,
-                }) => {
-                    let timeout = Duration::from_millis(timeout_ms);
-                    let ranks: Vec<Address> = ranks.into_iter().map(Address::from).collect();
-                    let begun = self.begin(to, &ranks, timeout);
-                    // Rank 0 notifies the other ranks.
-                    begun.err().map(|why| (why, vec![received.source()]))
-                }
-                _ => {
-                    let why = "the endpoint of an interface only accepts requests to open streams";
-                    Some((why.to_owned(), vec![received.source()]))
-                }
-            };
-            if let Some((why, ranks)) = why {
-                notify_end(&self.control, &ranks, &why);
+            if let Err(why) = self.handle(&received) {
+                // Rank 0 notifies the other ranks.
+                notify_end(&self.control, &[received.source()], &why);
             }
         }
+        self.shared.is_closing.store(true, Ordering::Relaxed);
         for stream in self.streams.into_iter().flatten() {
             // A panic of one stream must not end the others.
             let _panic = stream.join();
@@ -120,8 +162,58 @@ impl<'a> Interface<'a> {
         Ok(())
     }
 
-    fn begin(&mut self, to: &str, ranks: &[Address], timeout: Duration) -> Result<(), String> {
-        let targets = self.resolve(to)?;
+    fn handle(&mut self, received: &Received) -> Result<(), String> {
+        match Message::decode(received) {
+            Ok(Message::Open {
+                to,
+                ranks,
+                timeout_ms,
+            }) => {
+                let peer = Peer::Host {
+                    name: to.to_owned(),
+                    targets: self.resolve(to)?,
+                    timeout: self.config.connect_timeout,
+                };
+                self.begin(peer, ranks, timeout_ms)
+            }
+            Ok(Message::Accept {
+                port,
+                ranks,
+                timeout_ms,
+                wait_ms,
+            }) => {
+                let listeners = self.shared.listeners.at(port);
+                if listeners.is_empty() {
+                    return Err(format!("it does not listen at port {port}"));
+                }
+                let peer = Peer::Caller {
+                    port,
+                    listeners,
+                    timeout: Duration::from_millis(wait_ms),
+                    is_closing: Arc::clone(&self.shared.is_closing),
+                };
+                self.begin(peer, ranks, timeout_ms)
+            }
+            Ok(Message::GetStatus) => {
+                let streams = self.control().status();
+                let streams = streams.into_iter().map(WireStatus::from).collect();
+                let status = Message::Status { streams }.encode();
+                // A program that has asked and does not read must not delay the others.
+                let _gone = self.control.reply(received, &status);
+                Ok(())
+            }
+            _ => Err("the endpoint of an interface only accepts requests".into()),
+        }
+    }
+
+    fn begin(
+        &mut self,
+        peer: Peer,
+        ranks: Vec<WireAddress>,
+        timeout_ms: u64,
+    ) -> Result<(), String> {
+        let timeout = Duration::from_millis(timeout_ms);
+        let ranks: Vec<Address> = ranks.into_iter().map(Address::from).collect();
         let is_free = |it: &Option<JoinHandle<()>>| it.as_ref().is_none_or(JoinHandle::is_finished);
         let free = self.streams.iter().position(is_free);
         let slot =
@@ -129,13 +221,23 @@ impl<'a> Interface<'a> {
         let number = u32::try_from(slot).unwrap_or(u32::MAX);
         let id = EndpointId(self.id.0.saturating_add(1).saturating_add(number));
         let endpoint = self.node.endpoint(id).map_err(|error| error.to_string())?;
-        let (window, connect_timeout) = (self.config.window, self.config.connect_timeout);
-        let (name, ranks) = (to.to_owned(), ranks.to_vec());
+        let progress = Arc::new(Progress::new(
+            (endpoint.address(), ranks.clone()),
+            peer.name(),
+            peer.awaited(),
+            Instant::now(),
+        ));
+        {
+            let mut open = self.shared.progress();
+            open.retain(|it| it.strong_count() > 0);
+            open.push(Arc::downgrade(&progress));
+        }
+        let window = self.config.window;
         let stream = thread::Builder::new()
             .name("dipole-stream".into())
             .spawn(move || {
-                let served = StreamSession::begin(endpoint, ranks, timeout, window);
-                served.run(&name, &targets, connect_timeout);
+                let served = StreamSession::begin(endpoint, ranks, timeout, window, progress);
+                served.run(&peer);
             });
         self.streams[slot] =
             Some(stream.map_err(|error| format!("cannot start a thread: {error}"))?);

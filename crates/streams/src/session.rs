@@ -2,27 +2,67 @@
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dipole_node::{Address, Edge, Endpoint, Message as Received, ReceiveError, SendError};
 
 use crate::gather::Gather;
 use crate::layout::{Cursor, Layout};
+use crate::listeners;
 use crate::message::{BLOCK_BYTES, Message};
+use crate::progress::{Progress, WaitsFor};
 
 /// How often it checks whether the ranks are alive while it waits.
 pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// How long it tries to notify a rank that the stream has ended.
 const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// The other end of a stream's TCP connection.
+pub(crate) enum Peer {
+    /// The interface connects to a host.
+    Host {
+        name: String,
+        targets: Vec<SocketAddr>,
+        timeout: Duration,
+    },
+    /// A TCP client connects to one of these sockets.
+    Caller {
+        port: u16,
+        listeners: Vec<Arc<TcpListener>>,
+        timeout: Duration,
+        /// The interface accepts no more clients.
+        is_closing: Arc<AtomicBool>,
+    },
+}
+
+impl Peer {
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Peer::Host { name, .. } => name.clone(),
+            Peer::Caller { port, .. } => format!("port {port}"),
+        }
+    }
+
+    /// The first party that the stream waits for.
+    pub(crate) fn awaited(&self) -> WaitsFor {
+        match self {
+            Peer::Host { .. } => WaitsFor::Connection,
+            Peer::Caller { .. } => WaitsFor::Caller,
+        }
+    }
+}
+
 /// A stream that is open, on the interface.
 pub(crate) struct StreamSession {
-    endpoint: Endpoint,
-    ranks: Vec<Address>,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) ranks: Vec<Address>,
     edges: Vec<Edge>,
     timeout: Duration,
     window: u64,
+    progress: Arc<Progress>,
 }
 
 type SessionResult<A> = Result<A, String>;
@@ -33,6 +73,7 @@ impl StreamSession {
         ranks: Vec<Address>,
         timeout: Duration,
         window: u64,
+        progress: Arc<Progress>,
     ) -> StreamSession {
         StreamSession {
             endpoint,
@@ -40,22 +81,18 @@ impl StreamSession {
             edges: Vec::new(),
             timeout,
             window: window.max(1),
+            progress,
         }
     }
 
-    pub(crate) fn run(mut self, name: &str, targets: &[SocketAddr], connect_timeout: Duration) {
-        let outcome = self.serve(name, targets, connect_timeout);
+    pub(crate) fn run(mut self, peer: &Peer) {
+        let outcome = self.serve(peer);
         if let Err(why) = outcome {
             notify_end(&self.endpoint, &self.ranks, &why);
         }
     }
 
-    fn serve(
-        &mut self,
-        name: &str,
-        targets: &[SocketAddr],
-        connect_timeout: Duration,
-    ) -> SessionResult<()> {
+    fn serve(&mut self, peer: &Peer) -> SessionResult<()> {
         for rank in &self.ranks {
             let edge = self
                 .endpoint
@@ -63,17 +100,28 @@ impl StreamSession {
                 .map_err(|error| error.to_string())?;
             self.edges.push(edge);
         }
-        let mut socket = connect(name, targets, connect_timeout)?;
+        let name = peer.name();
+        let mut socket = match peer {
+            Peer::Host {
+                name,
+                targets,
+                timeout,
+            } => connect(name, targets, *timeout)?,
+            Peer::Caller { .. } => self.accept(peer)?,
+        };
         // With these timeouts it detects that a rank has ended even while the TCP peer is silent.
         let timeouts = socket
             .set_read_timeout(Some(CHECK_INTERVAL))
             .and(socket.set_write_timeout(Some(CHECK_INTERVAL)));
-        timeouts
+        let address = timeouts
             .and(socket.set_nodelay(true))
-            .map_err(|error| format!("{name}: {error}"))?;
-        let at = self.endpoint.address().into();
-        self.send_to(0, &Message::Opened { at })?;
+            .and(socket.peer_addr());
+        let address = address.map_err(|error| format!("{name}: {error}"))?;
+        let (at, peer) = (self.endpoint.address().into(), address.to_string());
+        self.progress.set_peer(peer.clone());
+        self.send_to(0, &Message::Opened { at, peer: &peer })?;
         loop {
+            self.wait_for(WaitsFor::Call);
             let received = self.receive(&BTreeSet::from([0]), Duration::MAX)?;
             if received.source() != self.ranks[0] {
                 // A late reply of a transfer that has ended, or a message of a stranger.
@@ -116,6 +164,42 @@ impl StreamSession {
         }
     }
 
+    /// Waits for a TCP client, while rank 0 lives.
+    fn accept(&self, peer: &Peer) -> SessionResult<TcpStream> {
+        let Peer::Caller {
+            port,
+            listeners,
+            timeout,
+            is_closing,
+        } = peer
+        else {
+            return Err("the interface connects to this peer".into());
+        };
+        let began = Instant::now();
+        loop {
+            let left = timeout.saturating_sub(began.elapsed());
+            let accepted = listeners::accept(listeners, left.min(CHECK_INTERVAL));
+            let accepted = accepted.map_err(|error| format!("port {port}: {error}"))?;
+            if let Some(socket) = accepted {
+                return Ok(socket);
+            }
+            self.check_ranks(&BTreeSet::from([0]))?;
+            if is_closing.load(Ordering::Relaxed) {
+                return Err("it closes".into());
+            }
+            if left.is_zero() {
+                let seconds = timeout.as_secs_f64();
+                return Err(format!(
+                    "no TCP client has connected to port {port} within {seconds} s"
+                ));
+            }
+        }
+    }
+
+    fn wait_for(&self, party: WaitsFor) {
+        self.progress.wait_for(party, Instant::now());
+    }
+
     fn check(&self, layout: &Layout, total: u64) -> SessionResult<()> {
         if layout.ranks() as usize > self.ranks.len() {
             let (wanted, found) = (layout.ranks(), self.ranks.len());
@@ -150,7 +234,9 @@ impl StreamSession {
                     },
                 )?;
             }
-            let received = self.receive(&gather.awaited().collect(), self.timeout)?;
+            let awaited: BTreeSet<u32> = gather.awaited().collect();
+            self.wait_for(WaitsFor::Data(awaited.iter().copied().collect()));
+            let received = self.receive(&awaited, self.timeout)?;
             if let Ok(Message::Data {
                 transfer: of,
                 offset,
@@ -237,6 +323,7 @@ impl StreamSession {
     /// Sends to a rank, which must accept the message within the stream's timeout.
     fn send_to(&self, rank: u32, message: &Message<'_>) -> SessionResult<()> {
         let edge = &self.edges[rank as usize];
+        self.wait_for(WaitsFor::Reader(rank));
         edge.send_timeout(&message.encode(), self.timeout)
             .map_err(|error| match error {
                 SendError::TimedOut { .. } => self.silent(rank, "accepted its data"),
@@ -278,9 +365,13 @@ impl StreamSession {
     /// Writes all bytes. The TCP peer may take any time to accept them, while the ranks live.
     fn write(&self, socket: &mut TcpStream, bytes: &[u8]) -> SessionResult<()> {
         let mut rest = bytes;
+        self.wait_for(WaitsFor::PeerToRead);
         while !rest.is_empty() {
             match socket.write(rest) {
-                Ok(written) => rest = &rest[written..],
+                Ok(written) => {
+                    self.progress.count_written(written, Instant::now());
+                    rest = &rest[written..];
+                }
                 Err(error) if is_transient(error.kind()) => self.check_ranks(&self.all())?,
                 Err(error) => return Err(format!("cannot write to the TCP peer: {error}")),
             }
@@ -290,9 +381,13 @@ impl StreamSession {
 
     /// Reads at least one byte, or none at the end of the stream.
     fn read(&self, socket: &mut TcpStream, into: &mut [u8]) -> SessionResult<usize> {
+        self.wait_for(WaitsFor::PeerToWrite);
         loop {
             match socket.read(into) {
-                Ok(got) => return Ok(got),
+                Ok(got) => {
+                    self.progress.count_read(got, Instant::now());
+                    return Ok(got);
+                }
                 Err(error) if is_transient(error.kind()) => self.check_ranks(&self.all())?,
                 Err(error) => return Err(format!("cannot read from the TCP peer: {error}")),
             }

@@ -24,7 +24,7 @@ const MARGIN: f64 = 30.0;
 const TITLE: f64 = 26.0;
 /// Height of the legend, and width of its items.
 const LEGEND: f64 = 30.0;
-const LEGEND_ITEM: f64 = 240.0;
+const LEGEND_ITEM: f64 = 270.0;
 const VERTEX: f64 = 11.0;
 /// Iterations in which endpoints move towards those that they are connected to.
 const ROUNDS: usize = 4;
