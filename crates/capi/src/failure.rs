@@ -176,6 +176,12 @@ pub(crate) enum Failure {
         doing: &'static str,
         cause: io::Error,
     },
+    /// An interface cannot listen at an address.
+    #[error("cannot listen at {at}: {cause}")]
+    Listen {
+        at: std::net::SocketAddr,
+        cause: io::Error,
+    },
     /// A bug of this library.
     #[error("internal error of libdipole, please report it: {0}")]
     Panic(String),
@@ -371,6 +377,11 @@ impl Failure {
             Failure::StructTooNew { .. } => libc::E2BIG,
             Failure::AlreadyOpen => libc::EBUSY,
             Failure::NotOpen => libc::ENXIO,
+            Failure::Listen { cause, .. } => match cause.kind() {
+                io::ErrorKind::AddrInUse => libc::EADDRINUSE,
+                io::ErrorKind::PermissionDenied => libc::EACCES,
+                _ => libc::EIO,
+            },
             Failure::Descriptor { .. } | Failure::Panic(_) => libc::EIO,
         }
     }
