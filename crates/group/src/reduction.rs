@@ -13,6 +13,15 @@ pub enum Combine {
     Max,
 }
 
+/// The order in which a reduction combines the data of its members.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Order {
+    /// By rank, in a tree that depends on the number of members only.
+    Ranks,
+    /// Along the broadcast tree, because each order gives the same bits.
+    Any,
+}
+
 /// A number that a group can reduce: `u64`, `i64` or `f64`. It is sent in little-endian order.
 ///
 /// Minimum and maximum of `f64` follow [`f64::total_cmp`], so that the result does not depend on

@@ -144,6 +144,21 @@ fn copies(node: &Node, group: &mut Group) {
         assert!(group.rank() != 0 || sums.eq(numbers), "{round}");
     }
     phase(node, group, "end");
+    // Each member as the root.
+    for root in 0..group.size() {
+        let mut data = (root as u64 * u64::from(group.rank() == root)).to_le_bytes();
+        (group.broadcast_slice(root, &mut data, PATIENCE)).expect("it comes");
+        assert_eq!(data, (root as u64).to_le_bytes());
+        let mut numbers = [group.rank() as u64];
+        (group.reduce_numbers(root, &mut numbers, Combine::Max, PATIENCE)).expect("all come");
+        let greatest = size - 1;
+        let expected = if group.rank() == root {
+            greatest
+        } else {
+            group.rank() as u64
+        };
+        assert_eq!(numbers, [expected]);
+    }
 }
 
 #[test]
