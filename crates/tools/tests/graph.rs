@@ -101,6 +101,21 @@ fn watch(testbed: &TempDir, file: &str, times: &str) -> Vec<serde_json::Value> {
     looks.collect()
 }
 
+/// The results of `--run`, as JSON.
+fn results(output: &Output) -> Vec<serde_json::Value> {
+    let lines = text(&output.stdout);
+    let lines = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"));
+    lines.collect()
+}
+
+/// All that was sent arrived, in order or with the right sums.
+fn is_whole(result: &serde_json::Value) -> bool {
+    let sent = result["sent"].as_u64();
+    sent > Some(0) && result["sent"] == result["received"] && result["in_order"] == true
+}
+
 #[test]
 fn a_tree_runs_while_it_is_watched_and_a_lost_relay_is_reported() {
     let testbed = tempfile::tempdir().expect("a directory");
@@ -125,22 +140,15 @@ fn a_tree_runs_while_it_is_watched_and_a_lost_relay_is_reported() {
         .spawn()
         .expect("it starts")
     };
-    let results = |output: &Output| -> Vec<serde_json::Value> {
-        let lines = text(&output.stdout);
-        let lines = lines
-            .lines()
-            .map(|line| serde_json::from_str(line).expect("JSON"));
-        lines.collect()
-    };
-    let is_whole = |result: &&serde_json::Value| {
-        let sent = result["sent"].as_u64();
-        sent > Some(0) && result["sent"] == result["received"] && result["in_order"] == true
-    };
     let whole = start("0.5").wait_with_output().expect("it ends");
     assert!(whole.status.success(), "{}", text(&whole.stderr));
     let whole = results(&whole);
     assert_eq!(whole.len(), 12);
-    assert_eq!(whole.iter().filter(is_whole).count(), 12, "{whole:#?}");
+    assert_eq!(
+        whole.iter().filter(|it| is_whole(it)).count(),
+        12,
+        "{whole:#?}"
+    );
 
     let mut playing = start("15");
     // The process that passes the broadcast on at node 2.
@@ -180,7 +188,7 @@ fn a_tree_runs_while_it_is_watched_and_a_lost_relay_is_reported() {
     for result in results(&played) {
         let touches = |end: &str| result[end] == "2:1";
         assert_eq!(
-            is_whole(&&result),
+            is_whole(&result),
             !touches("from") && !touches("to"),
             "{result}"
         );

@@ -10,7 +10,7 @@ use dipole_group::{Combine, Members};
 use dipole_node::Address;
 use serde::{Deserialize, Serialize};
 
-use super::model::{Edge, Owners};
+use super::edge::{Edge, Owners};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -10,7 +10,7 @@ use dipole_group::{Combine, GroupError, Members};
 use dipole_node::{Address, Node};
 
 use super::collective::{Collective, Group, Kind};
-use super::play::{EdgeResult, PATIENCE, Pace, Report};
+use super::report::{EdgeResult, PATIENCE, Pace, Report};
 
 /// Upper limit for the rounds between two announcements, and for the time that they take.
 const BATCH_ROUNDS: u64 = 64;

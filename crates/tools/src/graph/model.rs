@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use super::collective::{Collective, FileBroadcast, FileReduce, Group};
+use super::edge::{Edge, Owners};
 
 /// A process: a node and its endpoints on it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -21,13 +22,6 @@ pub(super) struct Process {
     pub(super) name: String,
     pub(super) node: u32,
     pub(super) endpoints: Vec<u32>,
-}
-
-/// An edge from one endpoint to another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Edge {
-    pub(super) from: Address,
-    pub(super) to: Address,
 }
 
 /// A graph that passed all checks.
@@ -213,9 +207,6 @@ struct Check<'a> {
     text: &'a str,
     faults: Vec<Fault>,
 }
-
-/// The process of each endpoint.
-pub(super) type Owners = BTreeMap<Address, usize>;
 
 impl Check<'_> {
     fn fault(&mut self, at: Option<Range<usize>>, what: String) {

@@ -12,43 +12,17 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use dipole_node::{Address, Config, Endpoint, EndpointId, Node, SendError};
-use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
 use super::model::Graph;
+use super::report::{EdgeResult, PATIENCE, Pace, Report};
 use super::{Done, group};
 use crate::output::table;
 
-/// Time limit for expected events.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 const MESSAGE_BYTES: usize = 16;
 const EDGE: &str = "edge";
 /// Flag in a message's first word: the last message of its sender.
 const LAST: u64 = 1 << 63;
-
-/// A player's report about one of its incoming edges, or its part of a broadcast or reduction.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct EdgeResult {
-    /// `edge`, `broadcast` or `reduce`.
-    pub(super) operation: String,
-    pub(super) from: String,
-    pub(super) to: String,
-    pub(super) sent: u64,
-    pub(super) received: u64,
-    /// In order, or with the right results.
-    pub(super) in_order: bool,
-    pub(super) seconds: f64,
-}
-
-/// A line that a player prints.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Report {
-    Edge(EdgeResult),
-    /// A member of a group was lost; the others went on.
-    Lost {
-        endpoint: String,
-    },
-}
 
 /// Data that are expected to arrive: operation, source and destination.
 type Expected = (String, String, String);
@@ -267,12 +241,6 @@ pub(super) fn play(
     drop(endpoints);
     node.close(PATIENCE)?;
     Ok(true)
-}
-
-#[derive(Clone, Copy)]
-pub(super) struct Pace {
-    pub(super) until: Instant,
-    pub(super) between: Duration,
 }
 
 /// Sends numbered messages until the time is over, then marks the last one.

@@ -4,7 +4,8 @@ use dipole_node::Address;
 use serde::Serialize;
 
 use super::collective::{Function, Kind};
-use super::model::{Edge, Graph, Process};
+use super::edge::Edge;
+use super::model::{Graph, Process};
 use crate::output;
 
 /// A graph, for `--json`.

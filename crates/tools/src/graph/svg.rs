@@ -14,7 +14,8 @@ use dipole_node::Address;
 use dipole_page::escape;
 
 use super::collective::Kind;
-use super::model::{Edge, Graph};
+use super::edge::Edge;
+use super::model::Graph;
 
 const LEAST_RADIUS: f64 = 46.0;
 /// Length of the circle's rim per endpoint.
