@@ -39,11 +39,11 @@ impl Listeners {
     }
 }
 
-/// Accepts a client of one of the sockets; `None` if none comes within `timeout`.
+/// Accepts a client of one of the sockets, with its address; `None` if none comes within `timeout`.
 pub(crate) fn accept(
     listeners: &[Arc<TcpListener>],
     timeout: Duration,
-) -> io::Result<Option<TcpStream>> {
+) -> io::Result<Option<(TcpStream, SocketAddr)>> {
     let mut polled: Vec<PollFd<'_>> = listeners
         .iter()
         .map(|listener| PollFd::new(listener, PollFlags::IN))
@@ -55,9 +55,9 @@ pub(crate) fn accept(
     }
     for listener in listeners {
         match listener.accept() {
-            Ok((socket, _)) => {
+            Ok((socket, address)) => {
                 socket.set_nonblocking(false)?;
-                return Ok(Some(socket));
+                return Ok(Some((socket, address)));
             }
             // Another stream got the client, or the client has left.
             Err(error)

@@ -101,7 +101,7 @@ impl StreamSession {
             self.edges.push(edge);
         }
         let name = peer.name();
-        let mut socket = match peer {
+        let (mut socket, address) = match peer {
             Peer::Host {
                 name,
                 targets,
@@ -113,10 +113,9 @@ impl StreamSession {
         let timeouts = socket
             .set_read_timeout(Some(CHECK_INTERVAL))
             .and(socket.set_write_timeout(Some(CHECK_INTERVAL)));
-        let address = timeouts
+        timeouts
             .and(socket.set_nodelay(true))
-            .and(socket.peer_addr());
-        let address = address.map_err(|error| format!("{name}: {error}"))?;
+            .map_err(|error| format!("{name}: {error}"))?;
         let (at, peer) = (self.endpoint.address().into(), address.to_string());
         self.progress.set_peer(peer.clone());
         self.send_to(0, &Message::Opened { at, peer: &peer })?;
@@ -165,7 +164,7 @@ impl StreamSession {
     }
 
     /// Waits for a TCP client, while rank 0 lives.
-    fn accept(&self, peer: &Peer) -> SessionResult<TcpStream> {
+    fn accept(&self, peer: &Peer) -> SessionResult<(TcpStream, SocketAddr)> {
         let Peer::Caller {
             port,
             listeners,
@@ -180,8 +179,8 @@ impl StreamSession {
             let left = timeout.saturating_sub(began.elapsed());
             let accepted = listeners::accept(listeners, left.min(CHECK_INTERVAL));
             let accepted = accepted.map_err(|error| format!("port {port}: {error}"))?;
-            if let Some(socket) = accepted {
-                return Ok(socket);
+            if let Some(accepted) = accepted {
+                return Ok(accepted);
             }
             self.check_ranks(&BTreeSet::from([0]))?;
             if is_closing.load(Ordering::Relaxed) {
@@ -402,11 +401,15 @@ fn is_transient(kind: ErrorKind) -> bool {
     )
 }
 
-fn connect(name: &str, targets: &[SocketAddr], timeout: Duration) -> SessionResult<TcpStream> {
+fn connect(
+    name: &str,
+    targets: &[SocketAddr],
+    timeout: Duration,
+) -> SessionResult<(TcpStream, SocketAddr)> {
     let mut last = format!("{name} has no address");
     for target in targets {
         match TcpStream::connect_timeout(target, timeout) {
-            Ok(socket) => return Ok(socket),
+            Ok(socket) => return Ok((socket, *target)),
             Err(error) => last = format!("cannot connect to {target}: {error}"),
         }
     }

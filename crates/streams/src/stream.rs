@@ -172,12 +172,16 @@ impl<E: Borrow<Endpoint>> Stream<E> {
     fn request_open(&self, open: &Message<'_>) -> Result<(Edge, String), StreamError> {
         let interface = self.endpoint.borrow().edge(self.interface)?;
         interface.send_timeout(&open.encode(), self.timeout)?;
-        let received = self.receive(&Sender::Interface(&interface), None)?;
-        match Message::decode(&received) {
-            Ok(Message::Opened { at, peer }) => {
-                Ok((self.endpoint.borrow().edge(at.into())?, peer.to_owned()))
+        loop {
+            let received = self.receive(&Sender::Interface(&interface), None)?;
+            match Message::decode(&received) {
+                Ok(Message::Opened { at, peer }) => {
+                    return Ok((self.endpoint.borrow().edge(at.into())?, peer.to_owned()));
+                }
+                // A late reply to a status request of an earlier stream.
+                Ok(Message::Status { .. }) => {}
+                _ => return Err(self.unexpected()),
             }
-            _ => Err(self.unexpected()),
         }
     }
 
