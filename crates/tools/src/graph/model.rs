@@ -4,7 +4,7 @@
 //! processes of one node share no endpoint, and an edge joins endpoints of different processes. All
 //! faults of a file are reported at once, each with its line.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
