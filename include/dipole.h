@@ -44,7 +44,7 @@ extern "C" {
  *
  *   E2BIG          an option is set that this version of the library does not support
  *   EACCES         the runtime directory or the capture file is not accessible, or the peer belongs to another user
- *   EADDRINUSE     another process has opened the endpoint
+ *   EADDRINUSE     another process has the endpoint or TCP port
  *   EADDRNOTAVAIL  the node's network address cannot be bound
  *   EAGAIN         the call would have to wait
  *   EBADF          the number is not an open object of this kind, or its endpoint was closed

@@ -218,7 +218,7 @@ pub(crate) const MEANINGS: [(c_int, &CStr); 32] = [
         libc::EACCES,
         c"the runtime directory or the capture file is not accessible, or the peer belongs to another user",
     ),
-    (libc::EADDRINUSE, c"another process has opened the endpoint"),
+    (libc::EADDRINUSE, c"another process has the endpoint or TCP port"),
     (
         libc::EADDRNOTAVAIL,
         c"the node's network address cannot be bound",
