@@ -44,7 +44,7 @@ extern "C" {
  *
  *   E2BIG          an option is set that this version of the library does not support
  *   EACCES         the runtime directory or the capture file is not accessible, or the peer belongs to another user
- *   EADDRINUSE     another process has opened the endpoint
+ *   EADDRINUSE     another process has the endpoint or TCP port
  *   EADDRNOTAVAIL  the node's network address cannot be bound
  *   EAGAIN         the call would have to wait
  *   EBADF          the number is not an open object of this kind, or its endpoint was closed
@@ -535,6 +535,10 @@ int dp_group_close(int group);
  * destinations ("host:port"), or to any if count is 0. Returns the interface's number. */
 int dp_interface_open(uint32_t dpid, int streams, const char *const *destinations, int count);
 
+/* Accepts TCP clients at "host:port" for dp_stream_accept(); port 0 selects a free one. Clients that
+ * connect earlier wait. Returns the port. */
+int dp_interface_listen(int interface, const char *at);
+
 /* Accepts no more streams, waits for the open ones, and closes the interface. */
 int dp_interface_close(int interface);
 
@@ -555,6 +559,11 @@ ssize_t dp_layout_bytes(const struct dp_layout *layout, uint32_t rank, uint64_t 
  * stream for all. Returns the stream's number. */
 int dp_stream_open(int fd, const struct dp_address *ranks, int count, int own,
                    struct dp_address interface, const char *to, int64_t idle_timeout_ns);
+
+/* Like dp_stream_open(), but accepts the next TCP client that connects to a port of the interface, within
+ * wait_ns. EPIPE if none does. */
+int dp_stream_accept(int fd, const struct dp_address *ranks, int count, int own,
+                     struct dp_address interface, int port, int64_t wait_ns, int64_t idle_timeout_ns);
 
 /* Writes bytes as they stand, between transfers. */
 int dp_stream_write_raw(int stream, const void *bytes, size_t len);
@@ -577,6 +586,48 @@ ssize_t dp_stream_read(int stream, const struct dp_layout *layout, uint64_t tota
 
 /* Closes the stream; also necessary after an error. */
 int dp_stream_close(int stream);
+
+/* The party that a stream waits for */
+#define DP_WAITS_CONNECTION 1    /* its TCP connection */
+#define DP_WAITS_CALLER 2        /* a TCP client */
+#define DP_WAITS_CALL 3          /* the next call of rank 0 */
+#define DP_WAITS_DATA 4          /* the data of ranks, in a write */
+#define DP_WAITS_READER 5        /* a rank that accepts its data, in a read */
+#define DP_WAITS_PEER_TO_READ 6  /* the TCP peer to accept bytes */
+#define DP_WAITS_PEER_TO_WRITE 7 /* the TCP peer to send bytes */
+
+struct dp_stream_status {
+    size_t size;
+    uint64_t read_bytes;          /* from the TCP peer */
+    uint64_t written_bytes;       /* to the TCP peer */
+    uint64_t read_bytes_per_s;    /* during the last second or longer */
+    uint64_t written_bytes_per_s;
+    uint64_t open_ns;             /* how long it has been open */
+    uint64_t waited_ns;           /* how long it has waited for the present party */
+    int32_t waits_for;            /* DP_WAITS_CONNECTION and so on */
+    int32_t rank;                 /* the first rank that it waits for, else -1 */
+    char peer[64];                /* the address of the TCP peer */
+};
+
+/* Fills as much of the struct as its size allows, and sets size to that length. Any rank, between its other
+ * calls. */
+int dp_stream_status(int stream, struct dp_stream_status *status);
+
+/*
+ * Stripes: one sequence of bytes over several streams at once. Block k goes over stream k modulo their
+ * number. Within each stream, the layout (without owners) distributes the bytes over the ranks.
+ */
+
+/* Stores in bytes[i] how many of total bytes go over stream i of count streams. */
+int dp_stripes_split(int count, uint64_t block, uint64_t total, uint64_t *bytes);
+
+/* Writes total bytes over all streams; parts[i], of lengths[i] bytes, is this rank's part of stream i. */
+int dp_stripes_write(const int *streams, int count, uint64_t block, const struct dp_layout *layout,
+                     uint64_t total, const void *const *parts, const size_t *lengths);
+
+/* Reads total bytes from all streams; returns the number of bytes of all ranks. */
+ssize_t dp_stripes_read(const int *streams, int count, uint64_t block, const struct dp_layout *layout,
+                        uint64_t total, void *const *parts, const size_t *lengths);
 
 /*
  * Options: 0 and NULL always select the default. Set size to the size of the struct, for example

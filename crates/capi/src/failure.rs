@@ -176,6 +176,12 @@ pub(crate) enum Failure {
         doing: &'static str,
         cause: io::Error,
     },
+    /// An interface cannot listen at an address.
+    #[error("cannot listen at {at}: {cause}")]
+    Listen {
+        at: std::net::SocketAddr,
+        cause: io::Error,
+    },
     /// A bug of this library.
     #[error("internal error of libdipole, please report it: {0}")]
     Panic(String),
@@ -212,7 +218,7 @@ pub(crate) const MEANINGS: [(c_int, &CStr); 32] = [
         libc::EACCES,
         c"the runtime directory or the capture file is not accessible, or the peer belongs to another user",
     ),
-    (libc::EADDRINUSE, c"another process has opened the endpoint"),
+    (libc::EADDRINUSE, c"another process has the endpoint or TCP port"),
     (
         libc::EADDRNOTAVAIL,
         c"the node's network address cannot be bound",
@@ -371,6 +377,11 @@ impl Failure {
             Failure::StructTooNew { .. } => libc::E2BIG,
             Failure::AlreadyOpen => libc::EBUSY,
             Failure::NotOpen => libc::ENXIO,
+            Failure::Listen { cause, .. } => match cause.kind() {
+                io::ErrorKind::AddrInUse => libc::EADDRINUSE,
+                io::ErrorKind::PermissionDenied => libc::EACCES,
+                _ => libc::EIO,
+            },
             Failure::Descriptor { .. } | Failure::Panic(_) => libc::EIO,
         }
     }

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 
-use dipole_group::{Combine, Group, Members};
+use dipole_group::{Combine, Group, Members, Number};
 use dipole_node::Timeout;
 
 use crate::address::Address;
@@ -65,8 +65,21 @@ fn number(number: usize) -> c_int {
 /// Combines two partial results and stores the result in the first.
 type Combining = Box<dyn FnMut(&mut [u8], &[u8])>;
 
-/// The function for a predefined operation on `len` bytes.
-fn ready(operation: c_int, len: usize) -> Result<Combining, Failure> {
+/// The order in which data may be combined.
+enum Order {
+    Ranks,
+    Any,
+}
+
+/// The order and function of a predefined operation on `len` bytes.
+fn ready(operation: c_int, len: usize) -> Result<(Order, Combining), Failure> {
+    fn of<T: Number + 'static>(how: Combine) -> (Order, Combining) {
+        let order = match how.is_exact::<T>() {
+            true => Order::Any,
+            false => Order::Ranks,
+        };
+        (order, Box::new(how.bytes::<T>()))
+    }
     if !len.is_multiple_of(8) {
         return Err(Failure::BadNumber {
             what: "len",
@@ -75,15 +88,15 @@ fn ready(operation: c_int, len: usize) -> Result<Combining, Failure> {
         });
     }
     Ok(match operation {
-        DP_SUM_U64 => Box::new(Combine::Sum.bytes::<u64>()),
-        DP_MIN_U64 => Box::new(Combine::Min.bytes::<u64>()),
-        DP_MAX_U64 => Box::new(Combine::Max.bytes::<u64>()),
-        DP_SUM_I64 => Box::new(Combine::Sum.bytes::<i64>()),
-        DP_MIN_I64 => Box::new(Combine::Min.bytes::<i64>()),
-        DP_MAX_I64 => Box::new(Combine::Max.bytes::<i64>()),
-        DP_SUM_F64 => Box::new(Combine::Sum.bytes::<f64>()),
-        DP_MIN_F64 => Box::new(Combine::Min.bytes::<f64>()),
-        DP_MAX_F64 => Box::new(Combine::Max.bytes::<f64>()),
+        DP_SUM_U64 => of::<u64>(Combine::Sum),
+        DP_MIN_U64 => of::<u64>(Combine::Min),
+        DP_MAX_U64 => of::<u64>(Combine::Max),
+        DP_SUM_I64 => of::<i64>(Combine::Sum),
+        DP_MIN_I64 => of::<i64>(Combine::Min),
+        DP_MAX_I64 => of::<i64>(Combine::Max),
+        DP_SUM_F64 => of::<f64>(Combine::Sum),
+        DP_MIN_F64 => of::<f64>(Combine::Min),
+        DP_MAX_F64 => of::<f64>(Combine::Max),
         _ => {
             return Err(Failure::BadNumber {
                 what: "operation",
@@ -207,9 +220,12 @@ pub unsafe extern "C" fn dp_reduce(
         // SAFETY: the caller guarantees this by contract.
         let data = unsafe { ffi::bytes_mut("data", data, len) }?;
         let timeout = Timeout::from_nanos(timeout_ns).duration();
-        let (root, combine) = (rank("root", root)?, ready(operation, len)?);
+        let (root, (order, combine)) = (rank("root", root)?, ready(operation, len)?);
         with(group, |group| {
-            Ok(group.reduce(root, data, combine, timeout)?)
+            Ok(match order {
+                Order::Ranks => group.reduce(root, data, combine, timeout),
+                Order::Any => group.reduce_in_any_order(root, data, combine, timeout),
+            }?)
         })?;
         Ok(0)
     })
@@ -231,7 +247,7 @@ pub unsafe extern "C" fn dp_allreduce(
         // SAFETY: the caller guarantees this by contract.
         let data = unsafe { ffi::bytes_mut("data", data, len) }?;
         let timeout = Timeout::from_nanos(timeout_ns).duration();
-        let combine = ready(operation, len)?;
+        let (_, combine) = ready(operation, len)?;
         with(group, |group| Ok(group.allreduce(data, combine, timeout)?))?;
         Ok(0)
     })

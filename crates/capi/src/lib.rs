@@ -26,7 +26,9 @@ mod process;
 mod query;
 mod queue;
 mod region;
+mod status;
 mod stream;
+mod stripes;
 mod table;
 mod target;
 
@@ -71,11 +73,16 @@ pub use region::{
     DP_PUT, Notification, PostedOperation, dp_compare_swap, dp_fetch_add, dp_get,
     dp_is_notification, dp_post_operation, dp_put, dp_put_notify, dp_region_close, dp_region_open,
 };
-pub use stream::{
-    StreamLayout, dp_interface_close, dp_interface_open, dp_layout_bytes, dp_stream_close,
-    dp_stream_open, dp_stream_read, dp_stream_read_raw, dp_stream_shutdown, dp_stream_write,
-    dp_stream_write_raw,
+pub use status::{
+    DP_WAITS_CALL, DP_WAITS_CALLER, DP_WAITS_CONNECTION, DP_WAITS_DATA, DP_WAITS_PEER_TO_READ,
+    DP_WAITS_PEER_TO_WRITE, DP_WAITS_READER, StreamState, dp_stream_status,
 };
+pub use stream::{
+    StreamLayout, dp_interface_close, dp_interface_listen, dp_interface_open, dp_layout_bytes,
+    dp_stream_accept, dp_stream_close, dp_stream_open, dp_stream_read, dp_stream_read_raw,
+    dp_stream_shutdown, dp_stream_write, dp_stream_write_raw,
+};
+pub use stripes::{dp_stripes_read, dp_stripes_split, dp_stripes_write};
 pub use target::{
     DP_DROP_NEWEST, DP_DROP_OLDEST, DP_KEEP_LATEST, DP_WAIT, dp_add_target, dp_remove_target,
     dp_target_dropped, dp_target_policy, dp_untarget,

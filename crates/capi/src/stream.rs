@@ -9,7 +9,8 @@ use std::thread::JoinHandle;
 
 use dipole_node::{Endpoint, EndpointId, Timeout};
 use dipole_streams::{
-    Destinations, Interface, InterfaceConfig, Layout, Ranks, Stream, StreamError,
+    Callers, Destinations, Interface, InterfaceConfig, InterfaceControl, Layout, Ranks, Stream,
+    StreamError,
 };
 
 use crate::address::Address;
@@ -44,6 +45,7 @@ impl Borrow<Endpoint> for StreamEndpoint {
 #[derive(Debug)]
 pub(crate) struct OpenInterface {
     stops: Arc<AtomicBool>,
+    control: InterfaceControl,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -101,7 +103,7 @@ impl StreamLayout {
 
 /// # Safety
 /// `layout` is null or points to a valid layout.
-unsafe fn layout(layout: *const StreamLayout) -> Result<Layout, Failure> {
+pub(crate) unsafe fn layout(layout: *const StreamLayout) -> Result<Layout, Failure> {
     // SAFETY: the caller guarantees this by contract.
     let layout = unsafe { ffi::array("layout", layout, 1) }?;
     // SAFETY: the caller guarantees this by contract.
@@ -117,7 +119,7 @@ unsafe fn text<'a>(what: &'static str, text: *const c_char) -> Result<&'a str, F
     unsafe { ffi::text(what, text) }?.ok_or(Failure::Null { what })
 }
 
-fn with<A>(
+pub(crate) fn with<A>(
     number: c_int,
     body: impl FnOnce(&mut Stream<StreamEndpoint>) -> Result<A, StreamError>,
 ) -> Result<A, Failure> {
@@ -167,9 +169,9 @@ pub unsafe extern "C" fn dp_interface_open(
         let stop = Arc::clone(&stops);
         let (opened, opening) = mpsc::channel();
         let serve = move || match Interface::open(&node, EndpointId(dpid), config) {
-            Err(error) => _ = opened.send(Some(error)),
+            Err(error) => _ = opened.send(Err(error)),
             Ok(interface) => {
-                let _ = opened.send(None);
+                let _ = opened.send(Ok(interface.control()));
                 // It ends early only with its node, and other calls report why.
                 let _ended = interface.serve(|| stop.load(Ordering::Relaxed));
             }
@@ -179,13 +181,36 @@ pub unsafe extern "C" fn dp_interface_open(
             doing: "starting the interface's thread",
             cause,
         })?;
-        if let Ok(Some(error)) = opening.recv() {
-            return Err(error.into());
-        }
+        let opened = opening.recv();
+        let control =
+            opened.map_err(|_| Failure::Panic("an interface's thread panicked".into()))??;
         INTERFACES.insert(OpenInterface {
             stops,
+            control,
             thread: Mutex::new(Some(thread)),
         })
+    })
+}
+
+/// Accepts TCP clients at an address; returns its port.
+///
+/// # Safety
+/// `at` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_interface_listen(interface: c_int, at: *const c_char) -> c_int {
+    call("dp_interface_listen", || {
+        // SAFETY: the caller guarantees this by contract.
+        let name = unsafe { text("at", at) }?;
+        let found = name.to_socket_addrs().ok();
+        let address = found.and_then(|mut found| found.next());
+        let address = address.ok_or_else(|| Failure::BadText {
+            what: "at",
+            found: name.to_owned(),
+            expected: "host:port, of this host",
+        })?;
+        let listened = INTERFACES.with(interface, |open| Ok(open.control.listen(address)))?;
+        let listened = listened.map_err(|cause| Failure::Listen { at: address, cause })?;
+        Ok(listened.port().into())
     })
 }
 
@@ -225,7 +250,7 @@ pub unsafe extern "C" fn dp_layout_bytes(
     })
 }
 
-fn length(bytes: u64) -> Result<isize, Failure> {
+pub(crate) fn length(bytes: u64) -> Result<isize, Failure> {
     isize::try_from(bytes).map_err(|_| Failure::BadNumber {
         what: "total",
         found: i64::MAX,
@@ -248,24 +273,67 @@ pub unsafe extern "C" fn dp_stream_open(
     idle_timeout_ns: i64,
 ) -> c_int {
     call("dp_stream_open", || {
-        let count = ffi::count(count)?;
         // SAFETY: the caller guarantees this by contract.
-        let ranks = unsafe { ffi::array("ranks", ranks, count) }?;
+        let ranks = unsafe { self::ranks(ranks, count, own) }?;
         // SAFETY: the caller guarantees this by contract.
         let to = unsafe { text("to", to) }?;
-        let addresses: Result<Vec<_>, _> = ranks.iter().map(|it| it.checked()).collect();
-        let own = u32::try_from(own).map_err(|_| Failure::BadNumber {
-            what: "own",
-            found: own.into(),
-            expected: "a rank, from 0 on",
-        })?;
-        let ranks = Ranks {
-            own,
-            addresses: addresses?,
-        };
         let endpoint = StreamEndpoint(handle::find(fd)?);
         let timeout = Timeout::from_nanos(idle_timeout_ns).duration();
         let stream = Stream::open(endpoint, ranks, interface.checked()?, to, timeout)?;
+        STREAMS.insert(Mutex::new(Some(stream)))
+    })
+}
+
+/// The ranks of a stream.
+///
+/// # Safety
+/// `ranks` points to `count` addresses.
+unsafe fn ranks(ranks: *const Address, count: c_int, own: c_int) -> Result<Ranks, Failure> {
+    let count = ffi::count(count)?;
+    // SAFETY: the caller guarantees this by contract.
+    let ranks = unsafe { ffi::array("ranks", ranks, count) }?;
+    let addresses: Result<Vec<_>, _> = ranks.iter().map(|it| it.checked()).collect();
+    let own = u32::try_from(own).map_err(|_| Failure::BadNumber {
+        what: "own",
+        found: own.into(),
+        expected: "a rank, from 0 on",
+    })?;
+    Ok(Ranks {
+        own,
+        addresses: addresses?,
+    })
+}
+
+/// Accepts the next TCP client of a port; returns the number of the stream.
+///
+/// # Safety
+/// `ranks` points to `count` addresses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_stream_accept(
+    fd: c_int,
+    ranks: *const Address,
+    count: c_int,
+    own: c_int,
+    interface: Address,
+    port: c_int,
+    wait_ns: i64,
+    idle_timeout_ns: i64,
+) -> c_int {
+    call("dp_stream_accept", || {
+        // SAFETY: the caller guarantees this by contract.
+        let ranks = unsafe { self::ranks(ranks, count, own) }?;
+        let number = u16::try_from(port).ok().filter(|port| *port > 0);
+        let callers = Callers {
+            port: number.ok_or(Failure::BadNumber {
+                what: "port",
+                found: port.into(),
+                expected: "a port, from 1 to 65535",
+            })?,
+            wait: Timeout::from_nanos(wait_ns).duration(),
+        };
+        let endpoint = StreamEndpoint(handle::find(fd)?);
+        let timeout = Timeout::from_nanos(idle_timeout_ns).duration();
+        let stream = Stream::accept(endpoint, ranks, interface.checked()?, callers, timeout)?;
         STREAMS.insert(Mutex::new(Some(stream)))
     })
 }

@@ -47,6 +47,16 @@ fn ranks_write_and_read_one_tcp_stream() {
 }
 
 #[test]
+fn ranks_serve_a_tcp_client_over_two_stripes() {
+    let bench = Bench::new();
+    for ranks in ["1", "2", "4"] {
+        let output = bench.example("stream_server", &["600", ranks]);
+        let wanted = format!("1000003 bytes served in 2 stripes by {ranks} ranks\n");
+        assert_eq!(output, wanted);
+    }
+}
+
+#[test]
 fn an_epoll_server_serves_many_clients_at_a_thousand_endpoints() {
     let bench = Bench::new();
     let server = bench.compile("epoll_server");

@@ -9,7 +9,7 @@ use std::mem::{offset_of, size_of};
 
 use dipole::{
     Address, Completion, Counts, NodeOptions, Notification, OpenOptions, Pool, PostedOperation,
-    ReceivedMessage, Stats, StreamLayout,
+    ReceivedMessage, Stats, StreamLayout, StreamState,
 };
 use harness::{Bench, crate_dir, include_dir, run};
 
@@ -116,6 +116,7 @@ fn c_type(rust: &str) -> String {
         "ReceivedMessage" => "struct dp_message",
         "Stats" => "struct dp_stats",
         "StreamLayout" => "struct dp_layout",
+        "StreamState" => "struct dp_stream_status",
         _ => panic!("`{rust}` is not a type of the C interface"),
     };
     known.to_owned()
@@ -167,6 +168,23 @@ fn layouts() -> String {
         [kind, flags, key, offset, memory, length, value, expected]
     );
     layout!(text, Counts, "struct dp_counts", [sent, failed]);
+    layout!(
+        text,
+        StreamState,
+        "struct dp_stream_status",
+        [
+            size,
+            read_bytes,
+            written_bytes,
+            read_bytes_per_s,
+            written_bytes_per_s,
+            open_ns,
+            waited_ns,
+            waits_for,
+            rank,
+            peer
+        ]
+    );
     layout!(
         text,
         NodeOptions,
@@ -272,6 +290,19 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("DP_FETCH_ADD", dipole::DP_FETCH_ADD.into()),
         ("DP_COMPARE_SWAP", dipole::DP_COMPARE_SWAP.into()),
         ("DP_NOTIFY", dipole::DP_NOTIFY.into()),
+        ("DP_WAITS_CONNECTION", dipole::DP_WAITS_CONNECTION.into()),
+        ("DP_WAITS_CALLER", dipole::DP_WAITS_CALLER.into()),
+        ("DP_WAITS_CALL", dipole::DP_WAITS_CALL.into()),
+        ("DP_WAITS_DATA", dipole::DP_WAITS_DATA.into()),
+        ("DP_WAITS_READER", dipole::DP_WAITS_READER.into()),
+        (
+            "DP_WAITS_PEER_TO_READ",
+            dipole::DP_WAITS_PEER_TO_READ.into(),
+        ),
+        (
+            "DP_WAITS_PEER_TO_WRITE",
+            dipole::DP_WAITS_PEER_TO_WRITE.into(),
+        ),
         ("DP_SUM_U64", dipole::DP_SUM_U64.into()),
         ("DP_MIN_U64", dipole::DP_MIN_U64.into()),
         ("DP_MAX_U64", dipole::DP_MAX_U64.into()),

@@ -1,5 +1,6 @@
 //! The collective calls of a group.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use dipole_proto::wire::{
@@ -7,7 +8,8 @@ use dipole_proto::wire::{
 };
 
 use super::error::Deadline;
-use super::shape::{self, ReductionRole};
+use super::reduction::Order;
+use super::shape;
 use super::{Combine, Group, GroupError, Number};
 use crate::state::{MAX_CALLS_AHEAD, MessageKey, PendingMessage};
 
@@ -19,17 +21,12 @@ const PIECE_BYTES: usize = 64 << 10;
 const MAX_BYTES_AHEAD: u64 = 32 << 20;
 /// How often a thread that cannot send checks whether the generation has ended.
 const SEND_RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// Rounds of a reduction: folding, combining, and returning the result.
-const FOLD_ROUND: u8 = 0;
-const FIRST_ROUND: u8 = 1;
-const LAST_ROUND: u8 = 255;
-
 /// Parameters of the call in progress.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallContext {
     pub(super) number: u64,
     pub(super) deadline: Deadline,
-    call: GroupCall,
+    pub(super) call: GroupCall,
     /// Members that cannot be reached may still join.
     pub(super) awaits_joiners: bool,
 }
@@ -42,7 +39,7 @@ impl CallContext {
         }
     }
 
-    fn root(&self) -> usize {
+    pub(super) fn root(&self) -> usize {
         self.call.root as usize
     }
 }
@@ -72,7 +69,7 @@ impl Group {
     }
 
     /// Distributes the bytes of `root`, of any length, to all members. On the root `data` is sent;
-    /// elsewhere it is replaced.
+    /// elsewhere it is replaced. Each node gets one copy, along [`Members::tree`](crate::Members::tree).
     ///
     /// # Errors
     /// [`GroupError`].
@@ -144,19 +141,27 @@ impl Group {
         &mut self,
         root: usize,
         data: &mut [u8],
-        mut combine: impl FnMut(&mut [u8], &[u8]),
+        combine: impl FnMut(&mut [u8], &[u8]),
         timeout: Duration,
     ) -> Result<(), GroupError> {
-        let what = (root, data.len() as u64);
-        self.call_within(GroupOperation::Reduce, what, timeout, |group, context| {
-            let mut work = group.working_copy(data);
-            let reduced = group.reduce_to_root(context, &mut work, &mut combine);
-            if reduced.is_ok() && root == group.rank() {
-                data.copy_from_slice(&work);
-            }
-            group.work = work;
-            reduced.map(|()| data.len() as u64)
-        })
+        self.reduce_in(Order::Ranks, root, data, combine, timeout)
+    }
+
+    /// Like [`reduce`](Self::reduce), for a `combine` that gives the same bytes in each order, as
+    /// [`Combine::is_exact`] says. The members of a node combine their data first, and one message
+    /// leaves the node. All members make this call: one that calls [`reduce`](Self::reduce) instead
+    /// is reported as late.
+    ///
+    /// # Errors
+    /// The errors of [`reduce`](Self::reduce).
+    pub fn reduce_in_any_order(
+        &mut self,
+        root: usize,
+        data: &mut [u8],
+        combine: impl FnMut(&mut [u8], &[u8]),
+        timeout: Duration,
+    ) -> Result<(), GroupError> {
+        self.reduce_in(Order::Any, root, data, combine, timeout)
     }
 
     /// Like [`reduce`](Self::reduce), but all members get the result.
@@ -186,7 +191,9 @@ impl Group {
         )
     }
 
-    /// Element-wise [`reduce`](Self::reduce) of numbers.
+    /// Element-wise [`reduce`](Self::reduce) of numbers. Unless these are sums of `f64`, whose last
+    /// bits depend on the order, the numbers are combined on each node first, and one message
+    /// leaves it.
     ///
     /// # Errors
     /// The errors of `reduce`.
@@ -198,7 +205,10 @@ impl Group {
         timeout: Duration,
     ) -> Result<(), GroupError> {
         let mut bytes = to_bytes(numbers);
-        self.reduce(root, &mut bytes, how.bytes::<T>(), timeout)?;
+        match how.is_exact::<T>() {
+            true => self.reduce_in_any_order(root, &mut bytes, how.bytes::<T>(), timeout),
+            false => self.reduce(root, &mut bytes, how.bytes::<T>(), timeout),
+        }?;
         from_bytes(&bytes, numbers);
         Ok(())
     }
@@ -221,7 +231,7 @@ impl Group {
 
     /// Runs a call of the program, preceded by an internal barrier if members might otherwise run
     /// too far ahead of each other.
-    fn call_within(
+    pub(super) fn call_within(
         &mut self,
         operation: GroupOperation,
         (root, length): (usize, u64),
@@ -307,9 +317,10 @@ impl Group {
         data: &[u8],
         from: usize,
     ) -> Result<(), GroupError> {
-        let (rank, root, size) = (self.rank(), context.root(), self.size());
+        let roster = Arc::clone(&self.roster);
+        let (rank, root) = (self.rank(), context.root());
         for (at, piece) in pieces(data, from) {
-            for child in shape::children(rank, root, size) {
+            for child in roster.placement.children(rank, root) {
                 let part = Part {
                     round: 0,
                     rank: context.call.root,
@@ -324,8 +335,8 @@ impl Group {
 
     /// Waits for the broadcast, and forwards whatever the handler could not forward.
     fn take_broadcast(&mut self, context: &CallContext) -> Result<Vec<u8>, GroupError> {
-        let (rank, root, size) = (self.rank(), context.root(), self.size());
-        let parent = shape::parent(rank, root, size).unwrap_or(root);
+        let (rank, root) = (self.rank(), context.root());
+        let parent = self.roster.placement.parent(rank, root).unwrap_or(root);
         let key = (context.number, 0, context.call.root);
         let PendingMessage {
             bytes,
@@ -338,139 +349,8 @@ impl Group {
         Ok(bytes)
     }
 
-    fn working_copy(&mut self, data: &[u8]) -> Vec<u8> {
-        let mut work = std::mem::take(&mut self.work);
-        work.clear();
-        work.extend_from_slice(data);
-        work
-    }
-
-    /// Folding round: ranks without a slot send their data, others combine what they get. Returns
-    /// this rank's slot, if any.
-    fn fold(
-        &mut self,
-        context: &CallContext,
-        data: &mut [u8],
-        combine: &mut dyn FnMut(&mut [u8], &[u8]),
-    ) -> Result<Option<usize>, GroupError> {
-        match shape::role(self.rank(), self.size()) {
-            ReductionRole::Folded(into) => {
-                self.send(context, into, FOLD_ROUND, data)?;
-                Ok(None)
-            }
-            ReductionRole::Active(slot, folded) => {
-                if let Some(from) = folded {
-                    self.combine(context, (from, FOLD_ROUND), data, combine)?;
-                }
-                Ok(Some(slot))
-            }
-        }
-    }
-
-    /// Opens the edges that reductions use, so that they can show later that a member is gone.
-    pub(super) fn open_edges(&self) -> Result<(), GroupError> {
-        let (rank, size) = (self.rank(), self.size());
-        let folded = match shape::role(rank, size) {
-            ReductionRole::Folded(into) => Some(into),
-            ReductionRole::Active(slot, folded) => {
-                for bit in 0..shape::slots(size).ilog2() {
-                    self.edge(shape::rank_of_slot(slot ^ (1 << bit), size))?;
-                }
-                folded
-            }
-        };
-        match folded {
-            Some(partner) => self.edge(partner).map(drop).map_err(GroupError::Send),
-            None => Ok(()),
-        }
-    }
-
-    /// Combines the data that `from`, a higher rank, sends.
-    fn combine(
-        &mut self,
-        context: &CallContext,
-        (from, round): (usize, u8),
-        data: &mut [u8],
-        combine: &mut dyn FnMut(&mut [u8], &[u8]),
-    ) -> Result<(), GroupError> {
-        let theirs = self.receive(context, from, round)?;
-        combine(data, &theirs);
-        self.shared.state().recycle(theirs);
-        Ok(())
-    }
-
-    fn reduce_to_root(
-        &mut self,
-        context: &CallContext,
-        data: &mut [u8],
-        combine: &mut dyn FnMut(&mut [u8], &[u8]),
-    ) -> Result<(), GroupError> {
-        let (rank, root, size) = (self.rank(), context.root(), self.size());
-        if let Some(slot) = self.fold(context, data, combine)? {
-            for (bit, round) in (0..shape::slots(size).ilog2()).zip(FIRST_ROUND..) {
-                let distance = 1 << bit;
-                if slot & distance != 0 {
-                    let to = shape::rank_of_slot(slot - distance, size);
-                    self.send(context, to, round, data)?;
-                    break;
-                }
-                let from = shape::rank_of_slot(slot + distance, size);
-                self.combine(context, (from, round), data, combine)?;
-            }
-        }
-        // Data is combined in rank order, so the result ends up at rank 0.
-        match (rank, root) {
-            (0, 0) => Ok(()),
-            (0, _) => self.send(context, root, LAST_ROUND, data),
-            _ if rank == root => self.receive_result(context, 0, data),
-            _ => Ok(()),
-        }
-    }
-
-    fn reduce_for_all(
-        &mut self,
-        context: &CallContext,
-        data: &mut Vec<u8>,
-        combine: &mut dyn FnMut(&mut [u8], &[u8]),
-    ) -> Result<(), GroupError> {
-        let (rank, size) = (self.rank(), self.size());
-        let Some(slot) = self.fold(context, data, combine)? else {
-            return self.receive_result(context, rank - 1, data);
-        };
-        for (bit, round) in (0..shape::slots(size).ilog2()).zip(FIRST_ROUND..) {
-            let other = slot ^ (1 << bit);
-            let partner = shape::rank_of_slot(other, size);
-            self.send(context, partner, round, data)?;
-            if other > slot {
-                self.combine(context, (partner, round), data, combine)?;
-            } else {
-                let mut theirs = self.receive(context, partner, round)?;
-                combine(&mut theirs, data);
-                let ours = std::mem::replace(data, theirs);
-                self.shared.state().recycle(ours);
-            }
-        }
-        match shape::role(rank, size) {
-            ReductionRole::Active(_, Some(folded)) => self.send(context, folded, LAST_ROUND, data),
-            _ => Ok(()),
-        }
-    }
-
-    /// Receives the result from a rank that has it.
-    fn receive_result(
-        &mut self,
-        context: &CallContext,
-        from: usize,
-        data: &mut [u8],
-    ) -> Result<(), GroupError> {
-        let result = self.receive(context, from, LAST_ROUND)?;
-        data.copy_from_slice(&result);
-        self.shared.state().recycle(result);
-        Ok(())
-    }
-
     /// Waits for the message that a rank sends in a round.
-    fn receive(
+    pub(super) fn receive(
         &mut self,
         context: &CallContext,
         from: usize,
@@ -554,7 +434,7 @@ impl Group {
     }
 
     /// Sends a message to a rank in a round.
-    fn send(
+    pub(super) fn send(
         &mut self,
         context: &CallContext,
         to: usize,

@@ -2,7 +2,7 @@
 //!
 //! Each member has a port. Its handler stores arriving messages (`state.rs`) and forwards
 //! broadcasts, even while the member computes. A call sends along the pattern in `shape.rs` and
-//! waits for the messages it needs (`calls.rs`). `failure.rs` detects lost members and notifies the
+//! waits for the messages it needs (`calls.rs`, `reduce.rs`). `failure.rs` detects lost members and notifies the
 //! others.
 //!
 //! # Source
@@ -15,6 +15,7 @@ mod calls;
 mod error;
 mod failure;
 mod members;
+mod reduce;
 mod reduction;
 mod shape;
 mod state;
@@ -111,7 +112,7 @@ impl Shared {
                 // Forward to each child even if an earlier one failed.
                 let mut to_all = true;
                 if root < roster.size() {
-                    for child in shape::children(roster.rank, root, roster.size()) {
+                    for child in roster.placement.children(roster.rank, root) {
                         to_all &= self.forward(context, &roster, child, message);
                     }
                 }

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dipole_proto::wire::GroupEnding;
 
+use super::shape::Placement;
 use dipole_node::Address;
 use dipole_node::Edge;
 use dipole_node::SendError;
@@ -25,6 +26,24 @@ impl Members {
             generation: 0,
             addresses: addresses.into(),
         }
+    }
+
+    /// The tree along which `root` broadcasts, as pairs of ranks: sender and receiver. Each node
+    /// gets one copy, at the first of its members, which passes it on there. Empty if there is no
+    /// such rank.
+    #[must_use]
+    pub fn tree(&self, root: usize) -> Vec<(usize, usize)> {
+        if root >= self.addresses.len() {
+            return Vec::new();
+        }
+        let placement = self.placement();
+        let ranks = 0..self.addresses.len();
+        let pairs = ranks.filter_map(|rank| Some((placement.parent(rank, root)?, rank)));
+        pairs.collect()
+    }
+
+    fn placement(&self) -> Placement {
+        Placement::new(self.addresses.iter().map(|address| address.node))
     }
 
     pub(super) fn to_ending(&self) -> GroupEnding {
@@ -57,6 +76,7 @@ pub(super) struct Roster {
     /// Digest that identifies the list in messages.
     pub(super) list: u64,
     pub(super) rank: usize,
+    pub(super) placement: Placement,
     edges: Mutex<Vec<Option<Arc<Edge>>>>,
 }
 
@@ -65,6 +85,7 @@ impl Roster {
         let edges = vec![const { None }; members.addresses.len()];
         Roster {
             list: digest(&members.addresses),
+            placement: members.placement(),
             members,
             rank,
             edges: Mutex::new(edges),

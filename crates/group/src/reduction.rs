@@ -13,6 +13,15 @@ pub enum Combine {
     Max,
 }
 
+/// The order in which a reduction combines the data of its members.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Order {
+    /// By rank, in a tree that depends on the number of members only.
+    Ranks,
+    /// Along the broadcast tree, because each order gives the same bits.
+    Any,
+}
+
 /// A number that a group can reduce: `u64`, `i64` or `f64`. It is sent in little-endian order.
 ///
 /// Minimum and maximum of `f64` follow [`f64::total_cmp`], so that the result does not depend on
@@ -33,12 +42,17 @@ pub trait Number: Copy + sealed::Sealed {
 }
 
 mod sealed {
-    pub trait Sealed {}
+    pub trait Sealed {
+        /// Sums do not depend on the order of the numbers.
+        const SUMS_EXACTLY: bool;
+    }
 }
 
 macro_rules! number {
-    ($type:ty, $sum:expr, $order:expr) => {
-        impl sealed::Sealed for $type {}
+    ($type:ty, $sum:expr, $order:expr, $sums_exactly:expr) => {
+        impl sealed::Sealed for $type {
+            const SUMS_EXACTLY: bool = $sums_exactly;
+        }
 
         impl Number for $type {
             fn to_bytes(self) -> [u8; 8] {
@@ -60,11 +74,17 @@ macro_rules! number {
     };
 }
 
-number!(u64, u64::wrapping_add, u64::cmp);
-number!(i64, i64::wrapping_add, i64::cmp);
-number!(f64, |a, b| a + b, f64::total_cmp);
+number!(u64, u64::wrapping_add, u64::cmp, true);
+number!(i64, i64::wrapping_add, i64::cmp, true);
+number!(f64, |a, b| a + b, f64::total_cmp, false);
 
 impl Combine {
+    /// True if each order of combining gives the same bits: always, except for sums of `f64`.
+    #[must_use]
+    pub fn is_exact<T: Number>(self) -> bool {
+        self != Combine::Sum || T::SUMS_EXACTLY
+    }
+
     fn of<T: Number>(self, left: T, right: T) -> T {
         match self {
             Combine::Sum => left.sum(right),

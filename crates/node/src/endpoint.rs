@@ -244,6 +244,9 @@ impl Endpoint {
     /// [`SendError::PeerGone`] or [`SendError::Refused`] and its address; later messages go to the
     /// other targets.
     ///
+    /// Each target gets a copy of its own, also when several are on one node; a broadcast of
+    /// `dipole-group` sends each node one copy.
+    ///
     /// # Errors
     /// [`TargetError`].
     ///

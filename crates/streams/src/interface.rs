@@ -1,31 +1,26 @@
 //! A network interface: a process that holds the TCP connections of streams.
 
-use std::collections::BTreeSet;
-use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use dipole_node::{
-    Address, Edge, Endpoint, EndpointId, Message as Received, Node, ReceiveError, SendError,
-};
+use dipole_node::{Address, Endpoint, EndpointId, Message as Received, Node, ReceiveError};
 
 use crate::error::StreamError;
-use crate::gather::Gather;
-use crate::layout::{Cursor, Layout};
-use crate::message::{BLOCK_BYTES, Message};
-
-/// How often it checks whether the ranks are alive while it waits.
-const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// How long it tries to notify a rank that the stream has ended.
-const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
+use crate::listeners::Listeners;
+use crate::message::{Message, WireAddress, WireStatus};
+use crate::progress::{Progress, StreamStatus};
+use crate::session::{CHECK_INTERVAL, Peer, StreamSession, notify_end};
 
 /// Hosts to which ranks may open streams.
 #[derive(Clone, Debug)]
 pub enum Destinations {
     /// Any host and port.
     Any,
-    /// Listens on these addresses only.
+    /// These addresses only.
     Only(Vec<SocketAddr>),
 }
 
@@ -61,6 +56,49 @@ pub struct Interface<'a> {
     id: EndpointId,
     config: InterfaceConfig,
     streams: Vec<Option<JoinHandle<()>>>,
+    shared: Arc<Shared>,
+}
+
+/// State that a handle of the interface uses, too.
+#[derive(Debug, Default)]
+struct Shared {
+    listeners: Listeners,
+    /// The state of the stream in each slot.
+    progress: Mutex<Vec<Weak<Progress>>>,
+    is_closing: Arc<AtomicBool>,
+}
+
+/// A handle of an interface for other threads, while [`Interface::serve`] runs.
+#[derive(Clone, Debug)]
+pub struct InterfaceControl {
+    shared: Arc<Shared>,
+}
+
+impl InterfaceControl {
+    /// Accepts TCP connections at an address, for ranks that call
+    /// [`Stream::accept`](crate::Stream::accept) with its port. Clients that connect earlier wait.
+    /// Returns the address with the chosen port if that is 0.
+    ///
+    /// # Errors
+    /// The address is in use or not of this host.
+    pub fn listen(&self, at: SocketAddr) -> io::Result<SocketAddr> {
+        self.shared.listeners.listen(at)
+    }
+
+    /// The state of all open streams.
+    #[must_use]
+    pub fn status(&self) -> Vec<StreamStatus> {
+        let now = Instant::now();
+        let open = self.shared.progress();
+        let open = open.iter().filter_map(Weak::upgrade);
+        open.map(|progress| progress.status(now)).collect()
+    }
+}
+
+impl Shared {
+    fn progress(&self) -> MutexGuard<'_, Vec<Weak<Progress>>> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl<'a> Interface<'a> {
@@ -81,6 +119,7 @@ impl<'a> Interface<'a> {
             id,
             config,
             streams,
+            shared: Arc::default(),
         })
     }
 
@@ -90,8 +129,16 @@ impl<'a> Interface<'a> {
         self.control.address()
     }
 
+    /// A handle to listen for TCP clients and to inspect the streams, also from other threads.
+    #[must_use]
+    pub fn control(&self) -> InterfaceControl {
+        InterfaceControl {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
     /// Serves until `should_stop`, which is checked regularly, returns true. Returns after the streams that are open
-    /// then have ended.
+    /// then have ended; those that wait for a TCP client end at once.
     ///
     /// # Errors
     /// The endpoint is broken.
@@ -102,27 +149,12 @@ impl<'a> Interface<'a> {
                 Err(ReceiveError::TimedOut { .. }) => continue,
                 Err(error) => return Err(error.into()),
             };
-            let why = match Message::decode(&received) {
-                Ok(Message::Open {
-                    to,
-                    ranks,
-                    timeout_ms,
-                }) => {
-                    let timeout = Duration::from_millis(timeout_ms);
-                    let ranks: Vec<Address> = ranks.into_iter().map(Address::from).collect();
-                    let begun = self.begin(to, &ranks, timeout);
-                    // Rank 0 notifies the other ranks.
-                    begun.err().map(|why| (why, vec![received.source()]))
-                }
-                _ => {
-                    let why = "the endpoint of an interface only accepts requests to open streams";
-                    Some((why.to_owned(), vec![received.source()]))
-                }
-            };
-            if let Some((why, ranks)) = why {
-                notify_end(&self.control, &ranks, &why);
+            if let Err(why) = self.handle(&received) {
+                // Rank 0 notifies the other ranks.
+                notify_end(&self.control, &[received.source()], &why);
             }
         }
+        self.shared.is_closing.store(true, Ordering::Relaxed);
         for stream in self.streams.into_iter().flatten() {
             // A panic of one stream must not end the others.
             let _panic = stream.join();
@@ -130,8 +162,58 @@ impl<'a> Interface<'a> {
         Ok(())
     }
 
-    fn begin(&mut self, to: &str, ranks: &[Address], timeout: Duration) -> Result<(), String> {
-        let targets = self.resolve(to)?;
+    fn handle(&mut self, received: &Received) -> Result<(), String> {
+        match Message::decode(received) {
+            Ok(Message::Open {
+                to,
+                ranks,
+                timeout_ms,
+            }) => {
+                let peer = Peer::Host {
+                    name: to.to_owned(),
+                    targets: self.resolve(to)?,
+                    timeout: self.config.connect_timeout,
+                };
+                self.begin(peer, ranks, timeout_ms)
+            }
+            Ok(Message::Accept {
+                port,
+                ranks,
+                timeout_ms,
+                wait_ms,
+            }) => {
+                let listeners = self.shared.listeners.at(port);
+                if listeners.is_empty() {
+                    return Err(format!("it does not listen at port {port}"));
+                }
+                let peer = Peer::Caller {
+                    port,
+                    listeners,
+                    timeout: Duration::from_millis(wait_ms),
+                    is_closing: Arc::clone(&self.shared.is_closing),
+                };
+                self.begin(peer, ranks, timeout_ms)
+            }
+            Ok(Message::GetStatus) => {
+                let streams = self.control().status();
+                let streams = streams.into_iter().map(WireStatus::from).collect();
+                let status = Message::Status { streams }.encode();
+                // A program that has asked and does not read must not delay the others.
+                let _gone = self.control.reply(received, &status);
+                Ok(())
+            }
+            _ => Err("the endpoint of an interface only accepts requests".into()),
+        }
+    }
+
+    fn begin(
+        &mut self,
+        peer: Peer,
+        ranks: Vec<WireAddress>,
+        timeout_ms: u64,
+    ) -> Result<(), String> {
+        let timeout = Duration::from_millis(timeout_ms);
+        let ranks: Vec<Address> = ranks.into_iter().map(Address::from).collect();
         let is_free = |it: &Option<JoinHandle<()>>| it.as_ref().is_none_or(JoinHandle::is_finished);
         let free = self.streams.iter().position(is_free);
         let slot =
@@ -139,13 +221,23 @@ impl<'a> Interface<'a> {
         let number = u32::try_from(slot).unwrap_or(u32::MAX);
         let id = EndpointId(self.id.0.saturating_add(1).saturating_add(number));
         let endpoint = self.node.endpoint(id).map_err(|error| error.to_string())?;
-        let config = self.config.clone();
-        let (name, ranks) = (to.to_owned(), ranks.to_vec());
+        let progress = Arc::new(Progress::new(
+            (endpoint.address(), ranks.clone()),
+            peer.name(),
+            peer.awaited(),
+            Instant::now(),
+        ));
+        {
+            let mut open = self.shared.progress();
+            open.retain(|it| it.strong_count() > 0);
+            open.push(Arc::downgrade(&progress));
+        }
+        let window = self.config.window;
         let stream = thread::Builder::new()
             .name("dipole-stream".into())
             .spawn(move || {
-                let served = StreamSession::begin(endpoint, ranks, timeout, &config);
-                served.run(&name, &targets, config.connect_timeout);
+                let served = StreamSession::begin(endpoint, ranks, timeout, window, progress);
+                served.run(&peer);
             });
         self.streams[slot] =
             Some(stream.map_err(|error| format!("cannot start a thread: {error}"))?);
@@ -165,334 +257,5 @@ impl<'a> Interface<'a> {
             )),
             false => Ok(allowed),
         }
-    }
-}
-
-/// A stream that is open, on the interface.
-struct StreamSession {
-    endpoint: Endpoint,
-    ranks: Vec<Address>,
-    edges: Vec<Edge>,
-    timeout: Duration,
-    window: u64,
-}
-
-type SessionResult<A> = Result<A, String>;
-
-impl StreamSession {
-    fn begin(
-        endpoint: Endpoint,
-        ranks: Vec<Address>,
-        timeout: Duration,
-        config: &InterfaceConfig,
-    ) -> StreamSession {
-        StreamSession {
-            endpoint,
-            ranks,
-            edges: Vec::new(),
-            timeout,
-            window: config.window.max(1),
-        }
-    }
-
-    fn run(mut self, name: &str, targets: &[SocketAddr], connect_timeout: Duration) {
-        let outcome = self.serve(name, targets, connect_timeout);
-        if let Err(why) = outcome {
-            notify_end(&self.endpoint, &self.ranks, &why);
-        }
-    }
-
-    fn serve(
-        &mut self,
-        name: &str,
-        targets: &[SocketAddr],
-        connect_timeout: Duration,
-    ) -> SessionResult<()> {
-        for rank in &self.ranks {
-            let edge = self
-                .endpoint
-                .edge(*rank)
-                .map_err(|error| error.to_string())?;
-            self.edges.push(edge);
-        }
-        let mut socket = connect(name, targets, connect_timeout)?;
-        // With these timeouts it detects that a rank has ended even while the TCP peer is silent.
-        let timeouts = socket
-            .set_read_timeout(Some(CHECK_INTERVAL))
-            .and(socket.set_write_timeout(Some(CHECK_INTERVAL)));
-        timeouts
-            .and(socket.set_nodelay(true))
-            .map_err(|error| format!("{name}: {error}"))?;
-        let at = self.endpoint.address().into();
-        self.send_to(0, &Message::Opened { at })?;
-        loop {
-            let received = self.receive(&BTreeSet::from([0]), Duration::MAX)?;
-            if received.source() != self.ranks[0] {
-                // A late reply of a transfer that has ended, or a message of a stranger.
-                continue;
-            }
-            match Message::decode(&received) {
-                Ok(Message::WriteRaw { bytes }) => self.write(&mut socket, bytes)?,
-                Ok(Message::ReadRaw { max }) => {
-                    let mut bytes = vec![0; usize::try_from(max.min(BLOCK_BYTES)).unwrap_or(0)];
-                    let got = self.read(&mut socket, &mut bytes)?;
-                    self.send_to(
-                        0,
-                        &Message::RawBytes {
-                            bytes: &bytes[..got],
-                        },
-                    )?;
-                }
-                Ok(Message::Write {
-                    transfer,
-                    total,
-                    layout,
-                }) => {
-                    self.gather(&mut socket, transfer, total, layout)?;
-                }
-                Ok(Message::Read {
-                    transfer,
-                    total,
-                    layout,
-                }) => {
-                    self.scatter(&mut socket, transfer, total, &layout)?;
-                }
-                Ok(Message::Finish) => {
-                    socket
-                        .shutdown(Shutdown::Write)
-                        .map_err(|error| format!("{name}: {error}"))?;
-                }
-                Ok(Message::Close) => return Ok(()),
-                _ => return Err("rank 0 has sent an invalid message".into()),
-            }
-        }
-    }
-
-    fn check(&self, layout: &Layout, total: u64) -> SessionResult<()> {
-        if layout.ranks() as usize > self.ranks.len() {
-            let (wanted, found) = (layout.ranks(), self.ranks.len());
-            return Err(format!(
-                "the layout has {wanted} ranks, but the stream has {found}"
-            ));
-        }
-        layout.error(total).map_or(Ok(()), Err)
-    }
-
-    /// Requests data from the ranks, and writes them in the order of the stream.
-    fn gather(
-        &self,
-        socket: &mut TcpStream,
-        transfer: u64,
-        total: u64,
-        layout: Layout,
-    ) -> SessionResult<()> {
-        self.check(&layout, total)?;
-        let mut gather: Gather<Reply> = Gather::new(layout, total, self.window, BLOCK_BYTES);
-        while !gather.is_done() {
-            let now = Instant::now();
-            while let Some(extent) = gather.next_request(now) {
-                let (offset, local, length) = (extent.offset, extent.local, extent.length);
-                self.send_to(
-                    extent.rank,
-                    &Message::Request {
-                        transfer,
-                        offset,
-                        local,
-                        length,
-                    },
-                )?;
-            }
-            let received = self.receive(&gather.awaited().collect(), self.timeout)?;
-            if let Ok(Message::Data {
-                transfer: of,
-                offset,
-                bytes,
-            }) = Message::decode(&received)
-                && of == transfer
-                && let Some(rank) = self.rank_of(received.source())
-            {
-                let start = received.len() - bytes.len();
-                let answer = Reply { received, start };
-                let arrived = gather.accept_reply(rank, offset, answer);
-                arrived
-                    .map_err(|_| format!("rank {rank} has sent data that were not requested"))?;
-            }
-            if let Some(rank) = gather.overdue(Instant::now(), self.timeout) {
-                return Err(self.silent(rank, "replied"));
-            }
-            while let Some(answer) = gather.take() {
-                self.write(socket, answer.as_ref())?;
-            }
-        }
-        self.send_to_all(&Message::Done {
-            transfer,
-            bytes: total,
-        })
-    }
-
-    /// Reads data, and sends each rank its part.
-    fn scatter(
-        &self,
-        socket: &mut TcpStream,
-        transfer: u64,
-        total: u64,
-        layout: &Layout,
-    ) -> SessionResult<()> {
-        self.check(layout, total)?;
-        let mut cursor = Cursor::new(layout.ranks());
-        let mut buffer = vec![0; usize::try_from(BLOCK_BYTES).unwrap_or(0)];
-        let mut bytes = 0;
-        while let Some(extent) = cursor.next(layout, total, BLOCK_BYTES) {
-            let wanted = usize::try_from(extent.length).unwrap_or(0);
-            let mut got = 0;
-            while got < wanted {
-                match self.read(socket, &mut buffer[got..wanted])? {
-                    0 => break,
-                    more => got += more,
-                }
-            }
-            bytes += got as u64;
-            if got > 0 {
-                let (local, bytes) = (extent.local, &buffer[..got]);
-                self.send_to(
-                    extent.rank,
-                    &Message::Block {
-                        transfer,
-                        local,
-                        bytes,
-                    },
-                )?;
-            }
-            if got < wanted {
-                break;
-            }
-        }
-        self.send_to_all(&Message::Done { transfer, bytes })
-    }
-
-    fn rank_of(&self, address: Address) -> Option<u32> {
-        let found = self.ranks.iter().position(|rank| *rank == address)?;
-        u32::try_from(found).ok()
-    }
-
-    fn silent(&self, rank: u32, what: &str) -> String {
-        let (address, seconds) = (self.ranks[rank as usize], self.timeout.as_secs_f64());
-        format!("rank {rank} at {address} has not {what} for {seconds} s")
-    }
-
-    fn send_to_all(&self, message: &Message<'_>) -> SessionResult<()> {
-        (0..)
-            .zip(&self.ranks)
-            .try_for_each(|(rank, _)| self.send_to(rank, message))
-    }
-
-    /// Sends to a rank, which must accept the message within the stream's timeout.
-    fn send_to(&self, rank: u32, message: &Message<'_>) -> SessionResult<()> {
-        let edge = &self.edges[rank as usize];
-        edge.send_timeout(&message.encode(), self.timeout)
-            .map_err(|error| match error {
-                SendError::TimedOut { .. } => self.silent(rank, "accepted its data"),
-                error => format!("rank {rank}: {error}"),
-            })
-    }
-
-    /// The next message. Fails if one of the ranks in `awaited` has ended. Between transfers, rank 0 may take any
-    /// time while it lives.
-    fn receive(&self, awaited: &BTreeSet<u32>, timeout: Duration) -> SessionResult<Received> {
-        let began = Instant::now();
-        loop {
-            match self.endpoint.receive_timeout(CHECK_INTERVAL) {
-                Ok(received) => return Ok(received),
-                Err(ReceiveError::TimedOut { .. }) => self.check_ranks(awaited)?,
-                Err(error) => return Err(error.to_string()),
-            }
-            if began.elapsed() >= timeout {
-                let rank = awaited.first().copied().unwrap_or(0);
-                return Err(self.silent(rank, "replied"));
-            }
-        }
-    }
-
-    fn check_ranks(&self, ranks: &BTreeSet<u32>) -> SessionResult<()> {
-        for rank in ranks {
-            match self.edges[*rank as usize].watch() {
-                Ok(()) | Err(SendError::Full { .. }) => {}
-                Err(error) => return Err(format!("rank {rank}: {error}")),
-            }
-        }
-        Ok(())
-    }
-
-    fn all(&self) -> BTreeSet<u32> {
-        (0..).zip(&self.ranks).map(|(rank, _)| rank).collect()
-    }
-
-    /// Writes all bytes. The TCP peer may take any time to accept them, while the ranks live.
-    fn write(&self, socket: &mut TcpStream, bytes: &[u8]) -> SessionResult<()> {
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            match socket.write(rest) {
-                Ok(written) => rest = &rest[written..],
-                Err(error) if is_transient(error.kind()) => self.check_ranks(&self.all())?,
-                Err(error) => return Err(format!("cannot write to the TCP peer: {error}")),
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads at least one byte, or none at the end of the stream.
-    fn read(&self, socket: &mut TcpStream, into: &mut [u8]) -> SessionResult<usize> {
-        loop {
-            match socket.read(into) {
-                Ok(got) => return Ok(got),
-                Err(error) if is_transient(error.kind()) => self.check_ranks(&self.all())?,
-                Err(error) => return Err(format!("cannot read from the TCP peer: {error}")),
-            }
-        }
-    }
-}
-
-fn is_transient(kind: ErrorKind) -> bool {
-    matches!(
-        kind,
-        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
-    )
-}
-
-fn connect(name: &str, targets: &[SocketAddr], timeout: Duration) -> SessionResult<TcpStream> {
-    let mut last = format!("{name} has no address");
-    for target in targets {
-        match TcpStream::connect_timeout(target, timeout) {
-            Ok(socket) => return Ok(socket),
-            Err(error) => last = format!("cannot connect to {target}: {error}"),
-        }
-    }
-    Err(last)
-}
-
-/// Notifies ranks that the stream has ended. Ranks that have ended miss it.
-fn notify_end(endpoint: &Endpoint, ranks: &[Address], why: &str) {
-    let ended = Message::Ended { why }.encode();
-    let edges: Vec<Edge> = (ranks.iter())
-        .filter_map(|rank| endpoint.edge(*rank).ok())
-        .collect();
-    let notified = edges
-        .iter()
-        .filter(|edge| edge.send_timeout(&ended, NOTIFY_TIMEOUT).is_ok());
-    let notified: Vec<&Edge> = notified.collect();
-    for edge in notified {
-        let _taken = edge.flush(NOTIFY_TIMEOUT);
-    }
-}
-
-/// A message with data, of which `start` is the position.
-struct Reply {
-    received: Received,
-    start: usize,
-}
-
-impl AsRef<[u8]> for Reply {
-    fn as_ref(&self) -> &[u8] {
-        &self.received[self.start..]
     }
 }

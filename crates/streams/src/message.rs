@@ -1,9 +1,12 @@
 //! Messages between ranks and an interface.
 
+use std::time::Duration;
+
 use dipole_node::Address;
 use serde::{Deserialize, Serialize};
 
 use crate::layout::Layout;
+use crate::progress::{StreamStatus, Volume, WaitsFor};
 
 /// Maximum length of the data in one message.
 pub(crate) const BLOCK_BYTES: u64 = 128 << 10;
@@ -41,8 +44,9 @@ pub(crate) enum Message<'a> {
         ranks: Vec<WireAddress>,
         timeout_ms: u64,
     },
-    /// The reply to `Open`: the stream's endpoint. Rank 0 passes it on to the other ranks.
-    Opened { at: WireAddress },
+    /// The reply to `Open` and `Accept`: the stream's endpoint and the address of the TCP peer. Rank 0
+    /// passes it on to the other ranks.
+    Opened { at: WireAddress, peer: &'a str },
     /// Rank 0 writes bytes outside of transfers.
     WriteRaw {
         #[serde(with = "serde_bytes")]
@@ -96,6 +100,64 @@ pub(crate) enum Message<'a> {
     Finish,
     /// Rank 0 closes the stream.
     Close,
+    /// Rank 0 requests the interface to connect these ranks with a TCP client that connects to a port.
+    Accept {
+        port: u16,
+        ranks: Vec<WireAddress>,
+        timeout_ms: u64,
+        wait_ms: u64,
+    },
+    /// Requests the state of the interface's streams.
+    GetStatus,
+    /// The reply to `GetStatus`.
+    Status { streams: Vec<WireStatus> },
+}
+
+/// The state of a stream, as it is encoded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct WireStatus {
+    at: WireAddress,
+    ranks: Vec<WireAddress>,
+    peer: String,
+    read: Volume,
+    written: Volume,
+    open_ns: u64,
+    waits_for: WaitsFor,
+    waited_ns: u64,
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl From<StreamStatus> for WireStatus {
+    fn from(status: StreamStatus) -> WireStatus {
+        WireStatus {
+            at: status.at.into(),
+            ranks: status.ranks.into_iter().map(WireAddress::from).collect(),
+            peer: status.peer,
+            read: status.read,
+            written: status.written,
+            open_ns: nanoseconds(status.open_for),
+            waits_for: status.waits_for,
+            waited_ns: nanoseconds(status.waited),
+        }
+    }
+}
+
+impl From<WireStatus> for StreamStatus {
+    fn from(status: WireStatus) -> StreamStatus {
+        StreamStatus {
+            at: status.at.into(),
+            ranks: status.ranks.into_iter().map(Address::from).collect(),
+            peer: status.peer,
+            read: status.read,
+            written: status.written,
+            open_for: Duration::from_nanos(status.open_ns),
+            waits_for: status.waits_for,
+            waited: Duration::from_nanos(status.waited_ns),
+        }
+    }
 }
 
 /// Bytes that are not a valid message.
@@ -112,7 +174,9 @@ impl<'a> Message<'a> {
         let (message, rest) = postcard::take_from_bytes(bytes).map_err(|_| Malformed)?;
         let is_valid = rest.is_empty()
             && match &message {
-                Message::Open { ranks, .. } => !ranks.is_empty() && ranks.len() <= MAX_RANKS,
+                Message::Open { ranks, .. } | Message::Accept { ranks, .. } => {
+                    !ranks.is_empty() && ranks.len() <= MAX_RANKS
+                }
                 Message::Write { layout, .. } | Message::Read { layout, .. } => {
                     layout.ranks() as usize <= MAX_RANKS && layout.is_valid()
                 }
@@ -133,6 +197,19 @@ mod tests {
         let bytes = &b"bytes"[..];
         let layout = Layout::by_key(2, 7, vec![0, 1, 1]);
         let ranks = [Address::new(1, 2), Address::new(u32::MAX, 4_000_000_000)];
+        let status = StreamStatus {
+            at: ranks[0],
+            ranks: ranks.to_vec(),
+            peer: "10.0.0.9:80".into(),
+            read: Volume::default(),
+            written: Volume {
+                bytes: 7,
+                bytes_per_s: 3,
+            },
+            open_for: Duration::from_secs(9),
+            waits_for: WaitsFor::Data(vec![1, 2]),
+            waited: Duration::from_millis(4),
+        };
         let all = [
             Message::Open {
                 to: "10.0.0.9:80",
@@ -141,6 +218,7 @@ mod tests {
             },
             Message::Opened {
                 at: Address::new(3, 501).into(),
+                peer: "10.0.0.9:80",
             },
             Message::WriteRaw { bytes },
             Message::ReadRaw { max: 9 },
@@ -175,6 +253,16 @@ mod tests {
             Message::Ended { why: "refused" },
             Message::Finish,
             Message::Close,
+            Message::Accept {
+                port: 7000,
+                ranks: ranks.map(WireAddress::from).to_vec(),
+                timeout_ms: 5,
+                wait_ms: u64::MAX,
+            },
+            Message::GetStatus,
+            Message::Status {
+                streams: vec![status.into()],
+            },
         ];
         for message in all {
             assert_eq!(Message::decode(&message.encode()), Ok(message.clone()));
@@ -213,7 +301,7 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bytes_are_decoded_or_refused(
-            bytes in proptest::collection::vec(any::<u8>(), 0..80), kind in 0_u8..16,
+            bytes in proptest::collection::vec(any::<u8>(), 0..80), kind in 0_u8..20,
         ) {
             let mut bytes = bytes;
             if let Some(first) = bytes.first_mut() {

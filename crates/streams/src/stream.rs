@@ -7,7 +7,8 @@ use dipole_node::{Address, Edge, Endpoint, Message as Received, ReceiveError, Se
 
 use crate::error::StreamError;
 use crate::layout::Layout;
-use crate::message::{BLOCK_BYTES, Message};
+use crate::message::{BLOCK_BYTES, Message, WireAddress};
+use crate::progress::StreamStatus;
 
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// How long rank 0 tries to notify the others that a stream could not be opened.
@@ -22,6 +23,15 @@ pub struct Ranks {
     pub addresses: Vec<Address>,
 }
 
+/// The TCP clients that a stream accepts.
+#[derive(Clone, Copy, Debug)]
+pub struct Callers {
+    /// The port at which the interface listens.
+    pub port: u16,
+    /// The longest time to wait for a client.
+    pub wait: Duration,
+}
+
 /// A rank's handle of a stream. Owns or borrows its rank's endpoint, to which nothing else may be sent meanwhile. All ranks
 /// open the stream, and make the calls marked "all ranks" in the same order.
 #[derive(Debug)]
@@ -31,6 +41,8 @@ pub struct Stream<E> {
     interface: Address,
     /// The edge to the stream's endpoint on the interface; `None` while the stream is being opened.
     edge: Option<Edge>,
+    /// The address of the TCP peer.
+    peer: String,
     transfer: u64,
     timeout: Duration,
     /// Messages of a transfer that this rank has not begun.
@@ -50,6 +62,47 @@ impl<E: Borrow<Endpoint>> Stream<E> {
         to: &str,
         timeout: Duration,
     ) -> Result<Stream<E>, StreamError> {
+        let stream = Stream::new(endpoint, ranks, interface, timeout)?;
+        let request = Message::Open {
+            to,
+            ranks: stream.wire_ranks(),
+            timeout_ms: milliseconds(timeout),
+        };
+        stream.start(&request, timeout)
+    }
+
+    /// Accepts a TCP client that connects to a port at which the interface
+    /// [listens](crate::InterfaceControl::listen). All ranks. Waits for up to `callers.wait`; clients that have
+    /// connected before are accepted in their order. See [`open`](Self::open) for `timeout`.
+    ///
+    /// A server opens a stream for each client. To serve several at once, each rank needs an endpoint for each.
+    ///
+    /// # Errors
+    /// [`StreamError::Ended`] if no client connects, the interface does not listen there, or rank 0 dies.
+    /// The errors of [`open`](Self::open).
+    pub fn accept(
+        endpoint: E,
+        ranks: Ranks,
+        interface: Address,
+        callers: Callers,
+        timeout: Duration,
+    ) -> Result<Stream<E>, StreamError> {
+        let stream = Stream::new(endpoint, ranks, interface, timeout)?;
+        let request = Message::Accept {
+            port: callers.port,
+            ranks: stream.wire_ranks(),
+            timeout_ms: milliseconds(timeout),
+            wait_ms: milliseconds(callers.wait),
+        };
+        stream.start(&request, timeout.saturating_add(callers.wait))
+    }
+
+    fn new(
+        endpoint: E,
+        ranks: Ranks,
+        interface: Address,
+        timeout: Duration,
+    ) -> Result<Stream<E>, StreamError> {
         let address = endpoint.borrow().address();
         if ranks.addresses.get(ranks.own as usize) != Some(&address) {
             let own = ranks.own;
@@ -57,65 +110,130 @@ impl<E: Borrow<Endpoint>> Stream<E> {
                 "rank {own} is not at {address} in the list of ranks: give each rank's own endpoint"
             )));
         }
-        let mut stream = Stream {
+        Ok(Stream {
             endpoint,
             ranks,
             interface,
             edge: None,
+            peer: String::new(),
             transfer: 0,
             timeout,
             early: Vec::new(),
-        };
-        if stream.ranks.own == 0 {
-            let open = Message::Open {
-                to,
-                ranks: stream
-                    .ranks
-                    .addresses
-                    .iter()
-                    .map(|it| (*it).into())
-                    .collect(),
-                timeout_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
-            };
-            let opened = stream.request_open(&open);
-            match &opened {
-                Ok(edge) => {
+        })
+    }
+
+    fn wire_ranks(&self) -> Vec<WireAddress> {
+        let ranks = self.ranks.addresses.iter();
+        ranks.map(|it| (*it).into()).collect()
+    }
+
+    /// Sends the request on rank 0, and waits for up to `patience` for its result on the others.
+    fn start(
+        mut self,
+        request: &Message<'_>,
+        patience: Duration,
+    ) -> Result<Stream<E>, StreamError> {
+        if self.ranks.own == 0 {
+            match self.request_open(request) {
+                Ok((edge, peer)) => {
                     let at = edge.target().into();
-                    stream.notify_others(&Message::Opened { at }, timeout)?;
+                    self.notify_others(&Message::Opened { at, peer: &peer }, self.timeout)?;
+                    (self.edge, self.peer) = (Some(edge), peer);
                 }
                 Err(error) => {
-                    let why = match error {
+                    let why = match &error {
                         StreamError::Ended { why, .. } => why.clone(),
                         error => error.to_string(),
                     };
                     // The other ranks may have ended, or the interface may have notified them as well.
                     let ended = Message::Ended { why: &why };
-                    let _gone = stream.notify_others(&ended, NOTIFY_TIMEOUT.min(timeout));
+                    let _gone = self.notify_others(&ended, NOTIFY_TIMEOUT.min(self.timeout));
+                    return Err(error);
                 }
             }
-            stream.edge = Some(opened?);
         } else {
             // Only from rank 0: the interface may still send messages to a former user of this endpoint.
-            let first = stream.ranks.addresses[0];
-            let received = stream.receive(None, Some(first))?;
+            let first = self.ranks.addresses[0];
+            let edge = self.endpoint.borrow().edge(first)?;
+            let received = self.receive(&Sender::FirstRank { edge, patience }, Some(first))?;
             match Message::decode(&received) {
-                Ok(Message::Opened { at }) => {
-                    stream.edge = Some(stream.endpoint.borrow().edge(at.into())?)
+                Ok(Message::Opened { at, peer }) => {
+                    self.edge = Some(self.endpoint.borrow().edge(at.into())?);
+                    self.peer = peer.to_owned();
                 }
-                _ => return Err(stream.unexpected()),
+                _ => return Err(self.unexpected()),
             }
         }
-        Ok(stream)
+        Ok(self)
     }
 
-    /// Requests the interface to open the stream. Returns the edge to the stream's endpoint there.
-    fn request_open(&self, open: &Message<'_>) -> Result<Edge, StreamError> {
+    /// Requests the interface to open the stream. Returns the edge to the stream's endpoint there, and the
+    /// address of the TCP peer.
+    fn request_open(&self, open: &Message<'_>) -> Result<(Edge, String), StreamError> {
         let interface = self.endpoint.borrow().edge(self.interface)?;
         interface.send_timeout(&open.encode(), self.timeout)?;
-        let received = self.receive(Some(&interface), None)?;
-        match Message::decode(&received) {
-            Ok(Message::Opened { at }) => Ok(self.endpoint.borrow().edge(at.into())?),
-            _ => Err(self.unexpected()),
+        loop {
+            let received = self.receive(&Sender::Interface(&interface), None)?;
+            match Message::decode(&received) {
+                Ok(Message::Opened { at, peer }) => {
+                    return Ok((self.endpoint.borrow().edge(at.into())?, peer.to_owned()));
+                }
+                // A late reply to a status request of an earlier stream.
+                Ok(Message::Status { .. }) => {}
+                _ => return Err(self.unexpected()),
+            }
+        }
+    }
+
+    /// The address of the TCP peer.
+    #[must_use]
+    pub fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// The state of this stream on the interface: bytes, rates, and who waits for whom. Any rank, between its
+    /// other calls; the others may be in the middle of a transfer.
+    ///
+    /// # Errors
+    /// The stream or the interface has ended, or does not reply within the stream's timeout.
+    pub fn status(&mut self) -> Result<StreamStatus, StreamError> {
+        let began = Instant::now();
+        let at = self.edge()?.target();
+        let control = self.endpoint.borrow().edge(self.interface)?;
+        control.send_timeout(&Message::GetStatus.encode(), self.timeout)?;
+        loop {
+            let received = match self.endpoint.borrow().receive_timeout(CHECK_INTERVAL) {
+                Ok(received) => Some(received),
+                Err(ReceiveError::TimedOut { .. }) => None,
+                Err(error) => return Err(error.into()),
+            };
+            match received
+                .as_ref()
+                .map(|it| (it.source(), Message::decode(it)))
+            {
+                Some((source, Ok(Message::Status { streams }))) if source == self.interface => {
+                    let streams = streams.into_iter().map(StreamStatus::from);
+                    let own = streams.into_iter().find(|stream| stream.at == at);
+                    return own.ok_or_else(|| self.ended("the stream is not open there"));
+                }
+                Some((source, Ok(Message::Ended { why }))) if source == at => {
+                    return Err(self.ended(why));
+                }
+                _ => {}
+            }
+            // A message of a transfer that this rank has yet to begin.
+            self.early.extend(received.filter(|it| it.source() == at));
+            if let Err(error) = control.watch()
+                && !matches!(error, SendError::Full { .. })
+            {
+                return Err(self.gone(error));
+            }
+            if began.elapsed() >= self.timeout {
+                return Err(StreamError::Silent {
+                    interface: self.interface,
+                    seconds: self.timeout.as_secs(),
+                });
+            }
         }
     }
 
@@ -153,8 +271,7 @@ impl<E: Borrow<Endpoint>> Stream<E> {
     pub fn read_raw(&mut self, max: usize) -> Result<Vec<u8>, StreamError> {
         self.control(&Message::ReadRaw { max: max as u64 })?;
         loop {
-            let received =
-                self.receive(self.edge.as_ref(), self.edge.as_ref().map(Edge::target))?;
+            let received = self.receive_from_stream()?;
             if let Ok(Message::RawBytes { bytes }) = Message::decode(&received) {
                 return Ok(bytes.to_vec());
             }
@@ -371,8 +488,7 @@ impl<E: Borrow<Endpoint>> Stream<E> {
             if let Some(at) = self.early.iter().position(is_now) {
                 return Ok(self.early.remove(at));
             }
-            let received =
-                self.receive(self.edge.as_ref(), self.edge.as_ref().map(Edge::target))?;
+            let received = self.receive_from_stream()?;
             if is_now(&received) {
                 return Ok(received);
             }
@@ -380,9 +496,14 @@ impl<E: Borrow<Endpoint>> Stream<E> {
         }
     }
 
-    /// The next message, from `only` if that is given. Waits as long as the interface lives (`edge`), or for the
-    /// timeout if that is not known yet.
-    fn receive(&self, edge: Option<&Edge>, only: Option<Address>) -> Result<Received, StreamError> {
+    /// The next message of the stream's endpoint on the interface.
+    fn receive_from_stream(&self) -> Result<Received, StreamError> {
+        let edge = self.edge()?;
+        self.receive(&Sender::Interface(edge), Some(edge.target()))
+    }
+
+    /// The next message, from `only` if that is given. Waits as long as its sender lives.
+    fn receive(&self, sender: &Sender<'_>, only: Option<Address>) -> Result<Received, StreamError> {
         let began = Instant::now();
         loop {
             match self.endpoint.borrow().receive_timeout(CHECK_INTERVAL) {
@@ -396,18 +517,44 @@ impl<E: Borrow<Endpoint>> Stream<E> {
                 Err(ReceiveError::TimedOut { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
-            match edge.map(Edge::watch) {
-                Some(Ok(()) | Err(SendError::Full { .. })) => {}
-                Some(Err(error)) => return Err(self.gone(error)),
-                // The edge to the interface is not known yet: rank 0 may still be opening the stream.
-                None if began.elapsed() >= self.timeout => {
-                    return Err(StreamError::Silent {
-                        interface: self.interface,
-                        seconds: self.timeout.as_secs(),
-                    });
+            match sender {
+                Sender::Interface(edge) => match edge.watch() {
+                    Ok(()) | Err(SendError::Full { .. }) => {}
+                    Err(error) => return Err(self.gone(error)),
+                },
+                Sender::FirstRank { edge, patience } => {
+                    let seen = edge.watch();
+                    if let Err(error @ SendError::PeerGone { .. }) = seen {
+                        return Err(self.ended(&format!("rank 0: {error}")));
+                    }
+                    // While it lives it may wait for a TCP client, otherwise it may still be starting.
+                    let limit = if seen.is_ok() {
+                        *patience
+                    } else {
+                        self.timeout
+                    };
+                    if began.elapsed() >= limit {
+                        return Err(StreamError::Silent {
+                            interface: self.interface,
+                            seconds: limit.as_secs(),
+                        });
+                    }
                 }
-                None => {}
             }
         }
     }
+}
+
+/// The process that a rank waits for.
+enum Sender<'a> {
+    Interface(&'a Edge),
+    /// Rank 0, while the stream is being opened.
+    FirstRank {
+        edge: Edge,
+        patience: Duration,
+    },
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -37,6 +37,12 @@ impl<E: Borrow<Endpoint> + Send + Sync> Stripes<E> {
         &mut self.streams
     }
 
+    /// The streams, to use them singly again.
+    #[must_use]
+    pub fn into_streams(self) -> Vec<Stream<E>> {
+        self.streams
+    }
+
     /// The number of bytes of the sequence that go over each stream.
     #[must_use]
     pub fn split(&self, total: u64) -> Vec<u64> {

@@ -50,7 +50,6 @@ fn the_graph_of_the_paper_is_printed_and_drawn() {
         "P1",
         "2:2, 1:6",
         "4 nodes, 3 processes, 9 endpoints, 4 edges",
-        "broadcast from 1:2",
     ] {
         assert!(shown.contains(wanted), "{wanted}: {shown}");
     }
@@ -59,7 +58,141 @@ fn the_graph_of_the_paper_is_printed_and_drawn() {
     let json = run(&mut dipole(&testbed, &["--json", "graph", file]));
     let facts: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
     assert_eq!(facts["edges"].as_array().map(Vec::len), Some(4));
-    assert_eq!(facts["reduction_targets"][0], "1:6");
+    // Several edges at an endpoint are neither a broadcast nor a reduction.
+    assert_eq!(facts["broadcasts"].as_array().map(Vec::len), Some(0));
+    assert_eq!(facts["reductions"].as_array().map(Vec::len), Some(0));
+}
+
+fn tree() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/graphs/tree.toml")
+}
+
+#[test]
+fn broadcasts_and_reductions_are_printed_with_their_trees() {
+    let testbed = tempfile::tempdir().expect("a directory");
+    let tree = tree();
+    let file = tree.to_str().expect("a path");
+    let shown = text(&run(&mut dipole(&testbed, &["graph", file])).stdout);
+    for wanted in [
+        "broadcast from 1:1: 1:1 -> 2:1, 2:1 -> 2:2, 2:1 -> 2:3, 1:1 -> 3:1, 3:1 -> 3:2, 3:1 -> 3:3",
+        "reduction (sum) to 1:1: 2:1 -> 1:1, 2:2 -> 2:1,",
+    ] {
+        assert!(shown.contains(wanted), "{wanted}: {shown}");
+    }
+    let json = run(&mut dipole(&testbed, &["--json", "graph", file]));
+    let facts: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    assert_eq!(facts["broadcasts"][0]["from"], "1:1");
+    assert_eq!(facts["broadcasts"][0]["tree"][1][0], "2:1");
+    assert_eq!(facts["reductions"][0]["with"], "sum");
+}
+
+/// Looks of `--watch`, as JSON.
+fn watch(testbed: &TempDir, file: &str, times: &str) -> Vec<serde_json::Value> {
+    let watched = run(&mut dipole(
+        testbed,
+        &[
+            "--json", "graph", file, "--watch", "--every", "0.2", "--times", times,
+        ],
+    ));
+    let looks = text(&watched.stdout);
+    let looks = looks
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"));
+    looks.collect()
+}
+
+/// The results of `--run`, as JSON.
+fn results(output: &Output) -> Vec<serde_json::Value> {
+    let lines = text(&output.stdout);
+    let lines = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"));
+    lines.collect()
+}
+
+/// All that was sent arrived, in order or with the right sums.
+fn is_whole(result: &serde_json::Value) -> bool {
+    let sent = result["sent"].as_u64();
+    sent > Some(0) && result["sent"] == result["received"] && result["in_order"] == true
+}
+
+#[test]
+fn a_tree_runs_while_it_is_watched_and_a_lost_relay_is_reported() {
+    let testbed = tempfile::tempdir().expect("a directory");
+    let tree = tree();
+    let file = tree.to_str().expect("a path");
+    let start = |seconds: &str| {
+        dipole(
+            &testbed,
+            &[
+                "--json",
+                "graph",
+                file,
+                "--run",
+                "--seconds",
+                seconds,
+                "--rate",
+                "300",
+            ],
+        )
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts")
+    };
+    let whole = start("0.5").wait_with_output().expect("it ends");
+    assert!(whole.status.success(), "{}", text(&whole.stderr));
+    let whole = results(&whole);
+    assert_eq!(whole.len(), 12);
+    assert_eq!(
+        whole.iter().filter(|it| is_whole(it)).count(),
+        12,
+        "{whole:#?}"
+    );
+
+    let mut playing = start("15");
+    // The process that passes the broadcast on at node 2.
+    let relay = loop {
+        let ended = playing.try_wait().expect("our child");
+        assert!(ended.is_none(), "it ended before all members had joined");
+        let looks = watch(&testbed, file, "2");
+        let look = looks.last().expect("a look");
+        if look["missing"].is_null() {
+            assert!(
+                look["edges"]
+                    .as_array()
+                    .expect("edges")
+                    .iter()
+                    .all(|edge| edge["expected"] == true),
+                "{look}"
+            );
+            let endpoints = look["endpoints"].as_array().expect("endpoints");
+            let relay = endpoints.iter().find(|it| it["endpoint"] == "2:1");
+            break relay.expect("none is missing")["pid"]
+                .as_u64()
+                .expect("a pid");
+        }
+    };
+    let killed = Command::new("kill")
+        .args(["-KILL", &relay.to_string()])
+        .status();
+    assert!(killed.expect("it starts").success());
+    let played = playing.wait_with_output().expect("it ends");
+    assert_eq!(played.status.code(), Some(1));
+    let errors = text(&played.stderr);
+    assert!(
+        errors.contains("endpoint 2:1 was lost; its group went on"),
+        "{errors}"
+    );
+    assert!(errors.contains("process worker 1 failed"), "{errors}");
+    for result in results(&played) {
+        let touches = |end: &str| result[end] == "2:1";
+        assert_eq!(
+            is_whole(&result),
+            !touches("from") && !touches("to"),
+            "{result}"
+        );
+    }
 }
 
 #[test]

@@ -310,14 +310,17 @@ enum Repeated {
     Barrier,
     Broadcast,
     Reduce,
+    /// In any order, along the broadcast tree.
+    Numbers,
     Allreduce,
 }
 
 impl Repeated {
-    const ALL: [Repeated; 4] = [
+    const ALL: [Repeated; 5] = [
         Repeated::Barrier,
         Repeated::Broadcast,
         Repeated::Reduce,
+        Repeated::Numbers,
         Repeated::Allreduce,
     ];
 
@@ -341,6 +344,12 @@ impl Repeated {
                 if rank == root {
                     assert_eq!(from_bytes(&data), all_product(size, round));
                 }
+            }
+            Repeated::Numbers => {
+                let mut numbers = [(rank + round) as u64];
+                group.reduce_numbers(root, &mut numbers, Combine::Sum, PATIENCE)?;
+                let sum = (0..size).map(|rank| (rank + round) as u64).sum::<u64>();
+                assert!(rank != root || numbers == [sum]);
             }
             Repeated::Allreduce => {
                 group.allreduce(&mut data, multiply, PATIENCE)?;

@@ -4,9 +4,13 @@
 //! [`model`] has the graph and its rules, [`mod@print`] and [`svg`] show it, [`play`] runs it, and
 //! [`watch`] shows the endpoints and edges in the registries of this machine's nodes.
 
+mod collective;
+mod edge;
+mod group;
 mod model;
 mod play;
 mod print;
+mod report;
 mod svg;
 mod watch;
 
@@ -23,13 +27,13 @@ use model::Graph;
 /// Check, draw, run or watch a directed point graph
 #[derive(Args, Debug)]
 pub(crate) struct GraphArgs {
-    /// The graph, in TOML; with --watch it may be left out
+    /// The graph, in TOML (nodes, edges, process, broadcast, reduce); with --watch it may be left out
     #[arg(required_unless_present = "watch")]
     file: Option<PathBuf>,
     /// Draw it into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Start its processes here, send along every edge, and check what arrives
+    /// Start its processes here, send along all edges and trees, and check what arrives
     #[arg(long, conflicts_with = "watch")]
     run: bool,
     /// How long --run sends, in seconds

@@ -4,7 +4,7 @@
 //! processes of one node share no endpoint, and an edge joins endpoints of different processes. All
 //! faults of a file are reported at once, each with its line.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 use dipole_node::Address;
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
+
+use super::collective::{Collective, FileBroadcast, FileReduce, Group};
+use super::edge::{Edge, Owners};
 
 /// A process: a node and its endpoints on it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -21,13 +24,6 @@ pub(super) struct Process {
     pub(super) endpoints: Vec<u32>,
 }
 
-/// An edge from one endpoint to another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Edge {
-    pub(super) from: Address,
-    pub(super) to: Address,
-}
-
 /// A graph that passed all checks.
 #[derive(Clone, Debug)]
 pub(super) struct Graph {
@@ -35,6 +31,8 @@ pub(super) struct Graph {
     pub(super) nodes: Vec<u32>,
     pub(super) processes: Vec<Process>,
     pub(super) edges: Vec<Edge>,
+    /// Broadcasts and reductions, by groups of endpoints that make them together.
+    pub(super) groups: Vec<Group>,
     pub(super) warnings: Vec<Fault>,
 }
 
@@ -63,6 +61,10 @@ struct File {
     edges: Vec<Spanned<String>>,
     #[serde(default)]
     process: Vec<Spanned<FileProcess>>,
+    #[serde(default)]
+    broadcast: Vec<Spanned<FileBroadcast>>,
+    #[serde(default)]
+    reduce: Vec<Spanned<FileReduce>>,
 }
 
 #[derive(Deserialize)]
@@ -104,6 +106,7 @@ impl Graph {
         let processes = check.processes(&file.process, nodes.as_ref());
         let (owners, of_process) = processes;
         let edges = check.edges(&file.edges, &owners);
+        let groups = check.groups(&file, &owners, &edges);
         if of_process.is_empty() {
             check.fault(
                 None,
@@ -120,6 +123,7 @@ impl Graph {
             nodes,
             processes: of_process,
             edges,
+            groups,
             warnings: Vec::new(),
         };
         let lonely = graph.lonely();
@@ -171,13 +175,17 @@ impl Graph {
             .map(|edge| edge.from)
     }
 
-    /// Endpoints that broadcast, with several outgoing edges, and endpoints of reductions, with several
-    /// incoming ones.
-    pub(super) fn groups(&self) -> (Vec<Address>, Vec<Address>) {
-        let all = || self.endpoints().map(|(_, address)| address);
-        let roots = all().filter(|address| self.targets(*address).count() > 1);
-        let targets = all().filter(|address| self.sources(*address).count() > 1);
-        (roots.collect(), targets.collect())
+    /// All broadcasts and reductions with their groups.
+    pub(super) fn collectives(&self) -> impl Iterator<Item = (&Group, &Collective)> {
+        let groups = self.groups.iter();
+        groups.flat_map(|group| group.calls.iter().map(move |call| (group, call)))
+    }
+
+    /// The group of an endpoint.
+    pub(super) fn group(&self, address: Address) -> Option<&Group> {
+        self.groups
+            .iter()
+            .find(|group| group.members.contains(&address))
     }
 
     fn lonely(&self) -> Vec<Address> {
@@ -185,6 +193,7 @@ impl Graph {
             self.edges
                 .iter()
                 .any(|edge| edge.from == *address || edge.to == *address)
+                || self.group(*address).is_some()
         };
         self.endpoints()
             .map(|(_, address)| address)
@@ -198,9 +207,6 @@ struct Check<'a> {
     text: &'a str,
     faults: Vec<Fault>,
 }
-
-/// The process of each endpoint.
-type Owners = BTreeMap<Address, usize>;
 
 impl Check<'_> {
     fn fault(&mut self, at: Option<Range<usize>>, what: String) {
@@ -321,6 +327,27 @@ impl Check<'_> {
     }
 }
 
+impl Check<'_> {
+    /// Groups the endpoints of broadcasts and reductions. Those of the same endpoints form one group.
+    fn groups(&mut self, file: &File, owners: &Owners, edges: &[Edge]) -> Vec<Group> {
+        let broadcasts = file.broadcast.iter();
+        let broadcasts = broadcasts.map(|it| (it.span(), it.get_ref().read()));
+        let reductions = file.reduce.iter();
+        let reductions = reductions.map(|it| (it.span(), it.get_ref().read()));
+        let mut groups: Vec<Group> = Vec::new();
+        for (at, read) in broadcasts.chain(reductions) {
+            let checked = read.and_then(|read| {
+                read.check(owners, edges)?;
+                Group::add(&mut groups, read)
+            });
+            if let Err(what) = checked {
+                self.fault(Some(at), what);
+            }
+        }
+        groups
+    }
+}
+
 fn edge(text: &str, owners: &Owners) -> Result<Edge, String> {
     let Some((from, to)) = text.split_once("->") else {
         return Err(format!(
@@ -379,6 +406,10 @@ mod tests {
         let both: Vec<Address> = graph.targets(Address::new(1, 2)).collect();
         assert_eq!(both, [Address::new(2, 2), Address::new(1, 6)]);
         assert_eq!(graph.sources(Address::new(1, 6)).count(), 2);
+        assert!(
+            graph.groups.is_empty(),
+            "an endpoint with two edges is not a broadcast"
+        );
         assert_eq!(
             graph.warnings.len(),
             1,

@@ -1,38 +1,47 @@
 //! Runs a graph: starts each of its processes on this machine, on a node with the right NID. Every
-//! edge carries numbered messages, which are checked.
+//! edge carries numbered messages, which are checked. [`group`](super::group) plays broadcasts and
+//! reductions.
 //!
 //! Each NID gets its own loopback address. Processes of one node use shared memory, and those of
 //! different nodes UDP, as on a cluster.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use dipole_node::{Address, Config, Endpoint, EndpointId, Node, SendError};
-use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
-use super::Done;
 use super::model::Graph;
+use super::report::{EdgeResult, PATIENCE, Pace, Report};
+use super::{Done, group};
 use crate::output::table;
 
-/// Time limit for expected events.
-const PATIENCE: Duration = Duration::from_secs(30);
 const MESSAGE_BYTES: usize = 16;
+const EDGE: &str = "edge";
 /// Flag in a message's first word: the last message of its sender.
 const LAST: u64 = 1 << 63;
 
-/// A player's report about one of its incoming edges.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct EdgeResult {
-    from: String,
-    to: String,
-    sent: u64,
-    received: u64,
-    in_order: bool,
-    seconds: f64,
+/// Data that are expected to arrive: operation, source and destination.
+type Expected = (String, String, String);
+
+fn expected(graph: &Graph) -> Vec<Expected> {
+    let edges = graph.edges.iter().map(|edge| (EDGE, *edge));
+    let of_groups = graph.collectives().flat_map(|(_, call)| {
+        let pairs = call.pairs();
+        pairs.map(move |pair| (call.operation(), pair))
+    });
+    let all = edges.chain(of_groups);
+    all.map(|(operation, pair)| {
+        (
+            operation.to_owned(),
+            pair.from.to_string(),
+            pair.to.to_string(),
+        )
+    })
+    .collect()
 }
 
 /// Starts all processes and checks their reports.
@@ -69,6 +78,7 @@ pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool, out: &mut 
         });
     }
     let mut received = BTreeMap::new();
+    let mut lost = BTreeSet::new();
     let mut complete = true;
     for player in &mut players {
         let out = player
@@ -77,8 +87,17 @@ pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool, out: &mut 
             .take()
             .ok_or("a player without output")?;
         for line in BufReader::new(out).lines() {
-            let one: EdgeResult = serde_json::from_str(&line?)?;
-            received.insert((one.from.clone(), one.to.clone()), one);
+            match serde_json::from_str(&line?)? {
+                Report::Edge(one) => {
+                    let key = (one.operation.clone(), one.from.clone(), one.to.clone());
+                    received.insert(key, one);
+                }
+                Report::Lost { endpoint } => {
+                    if lost.insert(endpoint.clone()) {
+                        eprintln!("dipole graph: endpoint {endpoint} was lost; its group went on");
+                    }
+                }
+            }
         }
         let status = player.child.wait()?;
         if !status.success() {
@@ -86,11 +105,26 @@ pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool, out: &mut 
             complete = false;
         }
     }
+    complete &= print_results(&expected(graph), &received, json, out)?;
+    Ok(complete)
+}
+
+/// Prints what arrived; true if that is everything.
+fn print_results(
+    expected: &[Expected],
+    received: &BTreeMap<Expected, EdgeResult>,
+    json: bool,
+    out: &mut dyn Write,
+) -> Done {
+    let mut complete = true;
     let mut table = table(["edge", "sent", "received", "msg/s", "result"]);
-    for edge in &graph.edges {
-        let key = (edge.from.to_string(), edge.to.to_string());
-        let name = format!("{} -> {}", edge.from, edge.to);
-        let Some(one) = received.get(&key) else {
+    for key in expected {
+        let (operation, from, to) = key;
+        let name = match operation.as_str() {
+            EDGE => format!("{from} -> {to}"),
+            operation => format!("{operation} {from} -> {to}"),
+        };
+        let Some(one) = received.get(key) else {
             complete = false;
             table.add_row([name, "-".into(), "-".into(), "-".into(), "no result".into()]);
             continue;
@@ -100,6 +134,11 @@ pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool, out: &mut 
         if json {
             writeln!(out, "{}", serde_json::to_string(one)?)?;
         }
+        let result = match (whole, operation.as_str()) {
+            (false, _) => "NOT ALL",
+            (true, "reduce") => "all, right",
+            (true, _) => "all, in order",
+        };
         #[allow(clippy::cast_precision_loss, reason = "a rate for a reader")]
         let rate = one.received as f64 / one.seconds.max(1e-9);
         table.add_row([
@@ -107,7 +146,7 @@ pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool, out: &mut 
             one.sent.to_string(),
             one.received.to_string(),
             format!("{rate:.0}"),
-            if whole { "all, in order" } else { "NOT ALL" }.into(),
+            result.into(),
         ]);
     }
     if !json {
@@ -154,9 +193,14 @@ pub(super) fn play(
     });
     let node = Node::open(Config::from_env()?)?;
     let mut endpoints = Vec::new();
+    let mut memberships = Vec::new();
     for endpoint in &process.endpoints {
         let address = Address::new(process.node, *endpoint);
-        endpoints.push((address, node.endpoint(EndpointId(*endpoint))?));
+        match graph.group(address) {
+            // The group opens the endpoint.
+            Some(group) => memberships.push((address, group)),
+            None => endpoints.push((address, node.endpoint(EndpointId(*endpoint))?)),
+        }
     }
     for (address, endpoint) in &endpoints {
         for target in graph.targets(*address) {
@@ -167,8 +211,12 @@ pub(super) fn play(
         until: Instant::now() + Duration::from_secs_f64(seconds),
         between: Duration::from_secs_f64(1.0 / rate),
     };
-    let results: Vec<Result<Vec<EdgeResult>, String>> = std::thread::scope(|scope| {
+    let results: Vec<Result<Vec<Report>, String>> = std::thread::scope(|scope| {
         let mut running = Vec::new();
+        for (address, group) in memberships {
+            let node = &node;
+            running.push(scope.spawn(move || group::take_part(node, group, address, pace)));
+        }
         for (address, endpoint) in &endpoints {
             let sources: Vec<Address> = graph.sources(*address).collect();
             if !sources.is_empty() {
@@ -193,12 +241,6 @@ pub(super) fn play(
     drop(endpoints);
     node.close(PATIENCE)?;
     Ok(true)
-}
-
-#[derive(Clone, Copy)]
-struct Pace {
-    until: Instant,
-    between: Duration,
 }
 
 /// Sends numbered messages until the time is over, then marks the last one.
@@ -230,12 +272,13 @@ fn send_all(endpoint: &Endpoint, pace: Pace) -> Result<(), String> {
 }
 
 /// Receives until every source has sent its last message.
-fn receive_all(endpoint: &Endpoint, sources: &[Address]) -> Result<Vec<EdgeResult>, String> {
+fn receive_all(endpoint: &Endpoint, sources: &[Address]) -> Result<Vec<Report>, String> {
     let begun = Instant::now();
     let mut received: BTreeMap<Address, EdgeResult> = sources
         .iter()
         .map(|source| {
             let none = EdgeResult {
+                operation: EDGE.to_owned(),
                 from: source.to_string(),
                 to: endpoint.address().to_string(),
                 sent: 0,
@@ -272,5 +315,5 @@ fn receive_all(endpoint: &Endpoint, sources: &[Address]) -> Result<Vec<EdgeResul
             open -= 1;
         }
     }
-    Ok(received.into_values().collect())
+    Ok(received.into_values().map(Report::Edge).collect())
 }

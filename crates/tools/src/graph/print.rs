@@ -3,6 +3,8 @@
 use dipole_node::Address;
 use serde::Serialize;
 
+use super::collective::{Function, Kind};
+use super::edge::Edge;
 use super::model::{Graph, Process};
 use crate::output;
 
@@ -12,23 +14,61 @@ pub(super) struct GraphSummary<'a> {
     nodes: &'a [u32],
     processes: &'a [Process],
     edges: Vec<[String; 2]>,
-    broadcast_roots: Vec<String>,
-    reduction_targets: Vec<String>,
+    broadcasts: Vec<BroadcastSummary>,
+    reductions: Vec<ReductionSummary>,
+}
+
+#[derive(Debug, Serialize)]
+struct BroadcastSummary {
+    from: String,
+    to: Vec<String>,
+    /// The messages of one broadcast.
+    tree: Vec<[String; 2]>,
+}
+
+#[derive(Debug, Serialize)]
+struct ReductionSummary {
+    from: Vec<String>,
+    to: String,
+    with: Function,
+    /// The messages of one reduction.
+    tree: Vec<[String; 2]>,
+}
+
+fn pairs(edges: &[Edge]) -> Vec<[String; 2]> {
+    let pairs = edges.iter();
+    pairs
+        .map(|edge| [edge.from.to_string(), edge.to.to_string()])
+        .collect()
 }
 
 pub(super) fn summary(graph: &Graph) -> GraphSummary<'_> {
-    let (roots, targets) = graph.groups();
-    let names = |all: Vec<Address>| all.iter().map(ToString::to_string).collect();
-    let edges = graph.edges.iter();
-    GraphSummary {
+    let mut summary = GraphSummary {
         nodes: &graph.nodes,
         processes: &graph.processes,
-        edges: edges
-            .map(|edge| [edge.from.to_string(), edge.to.to_string()])
-            .collect(),
-        broadcast_roots: names(roots),
-        reduction_targets: names(targets),
+        edges: pairs(&graph.edges),
+        broadcasts: Vec::new(),
+        reductions: Vec::new(),
+    };
+    for (group, call) in graph.collectives() {
+        let root = call.root.to_string();
+        let others = call.others.iter().map(ToString::to_string).collect();
+        let tree = pairs(&call.tree(group));
+        match call.kind {
+            Kind::Broadcast => summary.broadcasts.push(BroadcastSummary {
+                from: root,
+                to: others,
+                tree,
+            }),
+            Kind::Reduce(with) => summary.reductions.push(ReductionSummary {
+                from: others,
+                to: root,
+                with,
+                tree,
+            }),
+        }
     }
+    summary
 }
 
 /// One row for each endpoint.
@@ -50,7 +90,6 @@ pub(super) fn table(graph: &Graph) -> String {
             list(graph.sources(address)),
         ]);
     }
-    let (roots, targets) = graph.groups();
     let mut text = format!(
         "{table}\n{} nodes, {} processes, {} endpoints, {} edges",
         graph.nodes.len(),
@@ -58,11 +97,13 @@ pub(super) fn table(graph: &Graph) -> String {
         graph.endpoints().count(),
         graph.edges.len()
     );
-    if !roots.is_empty() {
-        text += &format!("; broadcast from {}", list(roots.into_iter()));
-    }
-    if !targets.is_empty() {
-        text += &format!("; reduction to {}", list(targets.into_iter()));
+    for (group, call) in graph.collectives() {
+        let messages = call.tree(group);
+        let messages = messages
+            .iter()
+            .map(|edge| format!("{} -> {}", edge.from, edge.to));
+        let messages: Vec<String> = messages.collect();
+        text += &format!("\n{}: {}", call.name(), messages.join(", "));
     }
     text
 }

@@ -1,6 +1,6 @@
 //! Draws a graph like figure 1 of the paper: nodes are boxes, processes are circles inside, endpoints
-//! are vertices on the circles, and edges are arrows. Endpoints of broadcasts and reductions have a
-//! ring.
+//! are vertices on the circles, and edges are arrows. Broadcasts and reductions are the arrows of
+//! their trees, and their roots have a ring.
 //!
 //! Nodes are arranged in a grid, and so are the processes of a node. Each endpoint is placed where its
 //! circle faces the endpoints it is connected to, at a distance from its neighbours.
@@ -13,6 +13,8 @@ use dipole_node::Address;
 
 use dipole_page::escape;
 
+use super::collective::Kind;
+use super::edge::Edge;
 use super::model::Graph;
 
 const LEAST_RADIUS: f64 = 46.0;
@@ -23,7 +25,7 @@ const MARGIN: f64 = 30.0;
 const TITLE: f64 = 26.0;
 /// Height of the legend, and width of its items.
 const LEGEND: f64 = 30.0;
-const LEGEND_ITEM: f64 = 240.0;
+const LEGEND_ITEM: f64 = 270.0;
 const VERTEX: f64 = 11.0;
 /// Iterations in which endpoints move towards those that they are connected to.
 const ROUNDS: usize = 4;
@@ -61,17 +63,15 @@ fn columns(count: usize) -> usize {
 pub(super) fn draw(graph: &Graph) -> String {
     let (boxes, circles, width, height) = layout(graph);
     let vertices = position_endpoints(graph, &circles);
-    let (roots, targets) = graph.groups();
     let rings = [
-        ("broadcast", "sends to several", &roots),
-        ("reduction", "receives from several", &targets),
+        ("broadcast", "one copy to each node", roots(graph, true)),
+        (
+            "reduction",
+            "one message from each node",
+            roots(graph, false),
+        ),
     ];
-    let height = height
-        + if rings.iter().all(|ring| ring.2.is_empty()) {
-            0.0
-        } else {
-            LEGEND
-        };
+    let height = height + if graph.groups.is_empty() { 0.0 } else { LEGEND };
     let mut out = header(width, height);
     for node_box in &boxes {
         let Point { x, y } = node_box.corner;
@@ -101,11 +101,11 @@ pub(super) fn draw(graph: &Graph) -> String {
             .find(|(found, _)| *found == address)
             .map(|(_, point)| *point)
     };
-    for edge in &graph.edges {
+    for (class, edge) in arrows(graph) {
         if let (Some(from), Some(to)) = (at(edge.from), at(edge.to)) {
             let _ = writeln!(
                 out,
-                r#"<path class="edge" marker-end="url(#arrow)" d="{}"><title>{} to {}</title></path>"#,
+                r#"<path class="{class}" marker-end="url(#{class}-head)" d="{}"><title>{class} {} to {}</title></path>"#,
                 curve(
                     from,
                     to,
@@ -129,36 +129,70 @@ pub(super) fn draw(graph: &Graph) -> String {
     out
 }
 
-/// Opens the picture: its style and the head of arrows.
+/// The classes of arrows.
+const EDGE: &str = "edge";
+const BROADCAST: &str = "broadcast-edge";
+const REDUCTION: &str = "reduction-edge";
+
+/// All arrows: the edges, and the messages of broadcasts and reductions.
+fn arrows(graph: &Graph) -> Vec<(&'static str, Edge)> {
+    let edges = graph.edges.iter().map(|edge| (EDGE, *edge));
+    let trees = graph.collectives().flat_map(|(group, call)| {
+        let class = match call.kind {
+            Kind::Broadcast => BROADCAST,
+            Kind::Reduce(_) => REDUCTION,
+        };
+        let tree = call.tree(group).into_iter();
+        tree.map(move |edge| (class, edge))
+    });
+    edges.chain(trees).collect()
+}
+
+/// The roots of broadcasts, or of reductions.
+fn roots(graph: &Graph, of_broadcasts: bool) -> Vec<Address> {
+    let calls = graph.collectives().map(|(_, call)| call);
+    let wanted = calls.filter(|call| (call.kind == Kind::Broadcast) == of_broadcasts);
+    wanted.map(|call| call.root).collect()
+}
+
+/// Opens the picture: its style and the heads of arrows.
 fn header(width: f64, height: f64) -> String {
+    let head = |class: &str| {
+        format!(
+            r#"<marker id="{class}-head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="9" markerHeight="9" markerUnits="userSpaceOnUse" orient="auto-start-reverse"><path class="{class}-head" d="M0 0 10 5 0 10z"/></marker>"#
+        )
+    };
+    let heads: String = [EDGE, BROADCAST, REDUCTION].map(head).concat();
     format!(
         r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" height="{height:.0}" role="img" aria-label="directed point graph">
 <style>
 svg {{ color: #1d2733; background: #ffffff; font: 13px system-ui, sans-serif; }}
 .node {{ fill: #7f8c9a22; stroke: #7f8c9a; }} .process {{ fill: #ffffff; stroke: currentColor; stroke-width: 1.5; }}
-.vertex {{ fill: #2f6fb2; }} .broadcast, .reduction {{ fill: none; stroke-width: 3; }} .broadcast {{ stroke: #2e8b57; }} .reduction {{ stroke: #8a4fbf; stroke-dasharray: 5 3; }} .edge {{ fill: none; stroke: #c4622d; stroke-width: 2; }} .head {{ fill: #c4622d; }}
+.vertex {{ fill: #2f6fb2; }} .broadcast, .reduction {{ fill: none; stroke-width: 3; }} .broadcast {{ stroke: #2e8b57; }} .reduction {{ stroke: #8a4fbf; stroke-dasharray: 5 3; }}
+.edge, .broadcast-edge, .reduction-edge {{ fill: none; stroke-width: 2; }} .edge {{ stroke: #c4622d; }} .broadcast-edge {{ stroke: #2e8b57; }} .reduction-edge {{ stroke: #8a4fbf; stroke-dasharray: 5 3; }}
+.edge-head {{ fill: #c4622d; }} .broadcast-edge-head {{ fill: #2e8b57; }} .reduction-edge-head {{ fill: #8a4fbf; }}
 text {{ fill: currentColor; }} .id {{ fill: #ffffff; font-size: 11px; }}
-@media (prefers-color-scheme: dark) {{ svg {{ color: #e6e9ee; background: #14181d; }} .process {{ fill: #1d232b; }} .vertex {{ fill: #3d84cf; }} .broadcast {{ stroke: #5cc48d; }} .reduction {{ stroke: #b98ae6; }} .edge {{ stroke: #e98a55; }} .head {{ fill: #e98a55; }} }}
+@media (prefers-color-scheme: dark) {{ svg {{ color: #e6e9ee; background: #14181d; }} .process {{ fill: #1d232b; }} .vertex {{ fill: #3d84cf; }} .broadcast, .broadcast-edge {{ stroke: #5cc48d; }} .reduction, .reduction-edge {{ stroke: #b98ae6; }} .edge {{ stroke: #e98a55; }} .edge-head {{ fill: #e98a55; }} .broadcast-edge-head {{ fill: #5cc48d; }} .reduction-edge-head {{ fill: #b98ae6; }} }}
 </style>
-<defs><marker id="arrow" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="9" markerHeight="9" markerUnits="userSpaceOnUse" orient="auto-start-reverse"><path class="head" d="M0 0 10 5 0 10z"/></marker></defs>
+<defs>{heads}</defs>
 "##
     )
 }
 
 /// A class of endpoints with a ring: its name, its meaning and its members.
-type Ring<'a> = (&'static str, &'static str, &'a Vec<Address>);
+type Ring = (&'static str, &'static str, Vec<Address>);
 
 /// Draws rings around endpoints, and a legend of those that are used.
 fn draw_rings(
     out: &mut String,
-    rings: &[Ring<'_>],
+    rings: &[Ring],
     height: f64,
     at: impl Fn(Address) -> Option<Point>,
 ) {
     let mut x = MARGIN;
     for (index, (class, what, addresses)) in rings.iter().enumerate() {
         let radius = VERTEX + 3.5 * float(index + 1);
-        for address in *addresses {
+        for address in addresses {
             if let Some(Point { x, y }) = at(*address) {
                 let _ = writeln!(
                     out,
@@ -278,6 +312,17 @@ fn position_facing(
     placed.collect()
 }
 
+/// The endpoints at the other ends of an endpoint's arrows.
+fn neighbours(graph: &Graph, address: Address) -> Vec<Address> {
+    let arrows = arrows(graph).into_iter();
+    let others = arrows.filter_map(|(_, edge)| match address {
+        _ if edge.from == address => Some(edge.to),
+        _ if edge.to == address => Some(edge.from),
+        _ => None,
+    });
+    others.collect()
+}
+
 /// Direction of the endpoints that an endpoint is connected to.
 fn facing(
     graph: &Graph,
@@ -285,10 +330,10 @@ fn facing(
     own: &Circle,
     address: Address,
 ) -> Option<f64> {
-    let others = graph.targets(address).chain(graph.sources(address));
+    let others = neighbours(graph, address);
     let (mut x, mut y) = (0.0, 0.0);
     let mut any = false;
-    for other in others.filter_map(at) {
+    for other in others.into_iter().filter_map(at) {
         let (dx, dy) = (other.x - own.centre.x, other.y - own.centre.y);
         let length = dx.hypot(dy).max(1.0);
         x += dx / length;
@@ -410,9 +455,30 @@ mod tests {
         assert_eq!(picture.matches("class=\"process\"").count(), 3);
         assert_eq!(picture.matches("class=\"vertex\"").count(), 9);
         assert_eq!(picture.matches("class=\"edge\"").count(), 4);
-        // One ring for the endpoint and one in the legend.
-        assert_eq!(picture.matches("class=\"broadcast\"").count(), 2);
-        assert_eq!(picture.matches("class=\"reduction\"").count(), 2);
+        // Figure 1 of the paper has neither: endpoint 2 is used for two channels.
+        for class in ["broadcast", "reduction", "broadcast-edge", "reduction-edge"] {
+            assert!(!picture.contains(&format!("class=\"{class}\"")), "{class}");
+        }
+    }
+
+    #[test]
+    fn broadcasts_and_reductions_are_drawn_as_their_trees() {
+        let text = include_str!("../../../../examples/graphs/tree.toml");
+        let graph = Graph::parse(Path::new("tree.toml"), text).expect("it is right");
+        let picture = draw(&graph);
+        for (class, count) in [
+            // One ring for the root and one in the legend.
+            ("broadcast", 2),
+            ("reduction", 2),
+            ("broadcast-edge", 6),
+            ("reduction-edge", 6),
+            ("edge", 0),
+        ] {
+            let found = picture.matches(&format!("class=\"{class}\"")).count();
+            assert_eq!(found, count, "{class}");
+        }
+        let from_root = picture.matches("<title>broadcast-edge 1:1 to").count();
+        assert_eq!(from_root, 2, "one arrow to each other node");
     }
 
     #[test]

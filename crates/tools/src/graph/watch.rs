@@ -180,7 +180,7 @@ fn look(
             bytes: edge.bytes,
             messages_per_s: rate(|edge| edge.messages),
             bytes_per_s: rate(|edge| edge.bytes),
-            expected: graph.map(|graph| graph.targets(*from).any(|target| target == *to)),
+            expected: graph.map(|graph| is_in(graph, *from, *to)),
         });
     }
     if let Some(graph) = graph {
@@ -197,9 +197,23 @@ fn look(
             .iter()
             .filter(|edge| !now.contains_key(&(edge.from, edge.to)));
         missing.extend(edges.map(|edge| format!("edge {} -> {}", edge.from, edge.to)));
+        for (group, call) in graph.collectives() {
+            let tree = call.tree(group).into_iter();
+            let absent = tree.filter(|edge| !now.contains_key(&(edge.from, edge.to)));
+            let operation = call.operation();
+            missing.extend(absent.map(|edge| format!("{operation} {} -> {}", edge.from, edge.to)));
+        }
         look.missing = missing;
     }
     Ok((look, now))
+}
+
+/// True for an edge of the graph, and between members of a group, which also need others than those
+/// of their trees.
+fn is_in(graph: &Graph, from: Address, to: Address) -> bool {
+    let group = graph.group(from);
+    graph.targets(from).any(|target| target == to)
+        || group.is_some_and(|group| group.members.contains(&to))
 }
 
 fn text(look: &Look, has_graph: bool) -> String {

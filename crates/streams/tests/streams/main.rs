@@ -5,6 +5,8 @@
 
 #![allow(missing_docs, reason = "tests")]
 
+mod incoming;
+
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -220,6 +222,10 @@ fn as_a_process() {
         };
         let id = EndpointId(INTERFACE + 100 * number);
         let interface = Interface::open(&node, id, config).expect("an interface");
+        if let Ok(at) = std::env::var("STREAMS_LISTEN") {
+            let at = interface.control().listen(at.parse().expect("an address"));
+            println!("listens {}", at.expect("a free port"));
+        }
         println!("serves");
         // Serves until the test closes its input.
         let over = &AtomicBool::new(false);
@@ -241,7 +247,10 @@ fn as_a_process() {
         "striped" => striped(own, &node, &to),
         "flood" => flood(own, &node, &to, false),
         "dies" => flood(own, &node, &to, own == 2),
-        role => panic!("{role}"),
+        role => match role.strip_prefix("accept ") {
+            Some(role) => incoming::rank(role, own, &node),
+            None => panic!("{role}"),
+        },
     };
     if let Err(error) = done {
         eprintln!("stream: {error}");
@@ -280,8 +289,14 @@ impl Running {
         Running { child, out }
     }
 
-    /// Reads lines of output until one contains a text.
-    fn wait_for(&mut self, wanted: &str) {
+    /// Ends its input, which stops an interface, and waits for its end.
+    fn stop(mut self) {
+        drop(self.child.stdin.take());
+        assert!(self.finish().status.success());
+    }
+
+    /// Reads lines of output until one contains a text; returns that line.
+    fn wait_for(&mut self, wanted: &str) -> String {
         let mut line = String::new();
         while !line.contains(wanted) {
             line.clear();
@@ -291,6 +306,7 @@ impl Running {
                 "it ended before {wanted}"
             );
         }
+        line
     }
 
     /// Waits for the process to end, which must happen in time.
@@ -369,6 +385,17 @@ impl<'a> Scene<'a> {
             Running::start(&mut self.process(node, &format!("interface {number}"), to));
         running.wait_for("serves");
         running
+    }
+
+    /// Starts the first interface, which listens at an address. Returns it with its port.
+    fn listener(&self, at: &str) -> (Running, SocketAddr) {
+        let to = "127.0.0.1:9".parse().expect("an address");
+        let mut command = self.process(self.interfaces[0], "interface 0", to);
+        let mut running = Running::start(command.env("STREAMS_LISTEN", at));
+        let line = running.wait_for("listens");
+        running.wait_for("serves");
+        let (_, at) = line.trim().split_once(' ').expect("an address");
+        (running, at.parse().expect("an address"))
     }
 
     fn start(&self, role: &str, to: SocketAddr) -> Vec<Running> {
@@ -473,7 +500,9 @@ fn a_slow_peer_makes_the_ranks_wait_and_loses_nothing() {
     let _interface = scene.interface(0, to);
     let mut ranks = scene.start("flood", to);
     let (mut peer, _) = listener.accept().expect("the interface connects");
-    ranks.iter_mut().for_each(|rank| rank.wait_for("begins"));
+    for rank in &mut ranks {
+        rank.wait_for("begins");
+    }
     thread::sleep(Duration::from_millis(500));
     for rank in &mut ranks {
         let ended = rank.child.try_wait().expect("our own process");
@@ -525,7 +554,9 @@ fn when_the_interface_dies_all_all_fail_with() {
     let mut interface = scene.interface(0, to);
     let mut ranks = scene.start("flood", to);
     let (_peer, _) = listener.accept().expect("the interface connects");
-    ranks.iter_mut().for_each(|rank| rank.wait_for("begins"));
+    for rank in &mut ranks {
+        rank.wait_for("begins");
+    }
     thread::sleep(Duration::from_millis(300));
     interface.child.kill().expect("our own process");
     all_fail_with(ranks, &["1:501"]);

@@ -1,0 +1,52 @@
+//! Requests the state of the streams of an interface.
+
+use std::time::{Duration, Instant};
+
+use dipole_node::{Address, Endpoint, ReceiveError, SendError};
+
+use crate::error::StreamError;
+use crate::message::Message;
+use crate::progress::StreamStatus;
+
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The state of all open streams of an interface: peers, bytes, rates, and who waits for whom. Needs
+/// an endpoint that receives nothing else meanwhile; ranks of a stream use
+/// [`Stream::status`](crate::Stream::status).
+///
+/// # Errors
+/// The interface is gone, or does not reply within `timeout`.
+pub fn status(
+    endpoint: &Endpoint,
+    interface: Address,
+    timeout: Duration,
+) -> Result<Vec<StreamStatus>, StreamError> {
+    let began = Instant::now();
+    let edge = endpoint.edge(interface)?;
+    edge.send_timeout(&Message::GetStatus.encode(), timeout)?;
+    loop {
+        match endpoint.receive_timeout(CHECK_INTERVAL) {
+            Ok(received) if received.source() == interface => {
+                return match Message::decode(&received) {
+                    Ok(Message::Status { streams }) => {
+                        Ok(streams.into_iter().map(StreamStatus::from).collect())
+                    }
+                    _ => Err(StreamError::Ended {
+                        interface,
+                        why: "its reply is not a state of streams".into(),
+                    }),
+                };
+            }
+            Ok(_) | Err(ReceiveError::TimedOut { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        match edge.watch() {
+            Ok(()) | Err(SendError::Full { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if began.elapsed() >= timeout {
+            let seconds = timeout.as_secs();
+            return Err(StreamError::Silent { interface, seconds });
+        }
+    }
+}
