@@ -2,7 +2,25 @@
 
 use dipole_proto::wire::{Address, LaneAddress};
 
-use super::{Wire, interface_address};
+use super::Wire;
+
+pub fn address(host: usize, port: u16) -> Address {
+    let mut ip = [0; 16];
+    ip[10] = 0xFF;
+    ip[11] = 0xFF;
+    ip[12] = 10;
+    ip[15] = host as u8 + 1;
+    Address { ip, port }
+}
+
+/// Networks from this number on are bridges: an interface there has the same address on all hosts.
+pub const BRIDGE: u8 = 200;
+
+pub(super) fn interface_address(host: usize, network: u8, port: u16) -> Address {
+    let mut address = address(if network >= BRIDGE { 0 } else { host }, port);
+    address.ip[14] = network;
+    address
+}
 
 impl Wire {
     /// The lanes of a host on those of its interfaces that are listed.

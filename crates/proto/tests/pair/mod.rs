@@ -17,7 +17,9 @@ use dipole_proto::{
 
 #[allow(unused_imports, reason = "not every test needs both")]
 pub use connect::{connect, connected};
-use interfaces::are_connected;
+#[allow(unused_imports, reason = "not every test needs both")]
+pub use interfaces::{BRIDGE, address};
+use interfaces::{are_connected, interface_address};
 pub use random::Random;
 #[allow(unused_imports, reason = "not every test sends such messages")]
 pub use random::payload;
@@ -164,24 +166,6 @@ pub struct Wire {
 
 /// Is called with packets that a host is about to receive, the time and the source.
 pub type Watch = fn(&Host, Instant, Address, &[Vec<u8>]);
-
-pub fn address(host: usize, port: u16) -> Address {
-    let mut ip = [0; 16];
-    ip[10] = 0xFF;
-    ip[11] = 0xFF;
-    ip[12] = 10;
-    ip[15] = host as u8 + 1;
-    Address { ip, port }
-}
-
-/// Networks from this number on are bridges: an interface there has the same address on all hosts.
-pub const BRIDGE: u8 = 200;
-
-fn interface_address(host: usize, network: u8, port: u16) -> Address {
-    let mut address = address(if network >= BRIDGE { 0 } else { host }, port);
-    address.ip[14] = network;
-    address
-}
 
 impl Wire {
     pub fn new(seed: u64, hosts: usize, config: &Config) -> Wire {
