@@ -103,8 +103,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "the slot after the last acknowledged one is released as well",
         file: "crates/proto/src/session/receive.rs",
         suite: Suite::Simulator,
-        snippet: "self.units_arrived(unit_next.min(self.window.top()), shared);",
-        replacement: "self.units_arrived((unit_next + 1).min(self.window.top()), shared);",
+        snippet: "self.units_arrived(next.min(self.window.top()), shared);",
+        replacement: "self.units_arrived((next + 1).min(self.window.top()), shared);",
     },
     Mutant {
         name: "holes-forgotten",
