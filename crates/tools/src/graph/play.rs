@@ -1,5 +1,5 @@
 //! Runs a graph: starts each of its processes on this machine, on a node with the right NID. Every
-//! edge carries numbered messages, which are checked. [`group`](super::group) plays broadcasts and
+//! edge carries numbered messages, which are checked. [`group`] plays broadcasts and
 //! reductions.
 //!
 //! Each NID gets its own loopback address. Processes of one node use shared memory, and those of
