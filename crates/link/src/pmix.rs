@@ -5,7 +5,7 @@
 //!
 //! # Source
 //! PMIx Standard 4.1, and the headers of OpenPMIx 3.0.0 to 6.1.0. Their shared libraries have the same
-//! soname `libpmix.so.2`; [`Proc`], [`Value`] and [`Info`] have the same layout in all of them, and so
+//! soname `libpmix.so.2`; `Proc`, `Value` and `Info` have the same layout in all of them, and so
 //! have the functions used here. In version 2 a value is 8 bytes shorter.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
