@@ -2,6 +2,7 @@
  * first process that uses only sockets; it sends back what it gets, framed by lines. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
+#include "peer.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -12,29 +13,6 @@
 enum { MOST = 16, TOTAL = 1000003, BLOCK = 30000 };
 static const int64_t LONG_NS = 60000000000;
 static char whole[TOTAL];
-
-static char byte_at(size_t at)
-{
-    return (char)(at * 31 + at / 1000);
-}
-
-static void get(int from, void *to, size_t length)
-{
-    for (size_t got = 0; got < length;) {
-        ssize_t some = read(from, (char *)to + got, length - got);
-        CHECK(some > 0);
-        got += (size_t)some;
-    }
-}
-
-static void put(int to, const void *from, size_t length)
-{
-    for (size_t done = 0; done < length;) {
-        ssize_t some = write(to, (const char *)from + done, length - done);
-        CHECK(some > 0);
-        done += (size_t)some;
-    }
-}
 
 /* The peer: reads a header and the bytes, replies, sends the bytes back, and closes. */
 static void *outside(void *listener)

@@ -3,6 +3,7 @@
  * connections in turn; the ranks read it as stripes and write it back. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
+#include "peer.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -13,29 +14,6 @@
 enum { MOST = 16, STREAMS = 2, TOTAL = 1000003, STRIPE = 50000, BLOCK = 8192 };
 static const int64_t LONG_NS = 60000000000;
 static char whole[TOTAL];
-
-static char byte_at(size_t at)
-{
-    return (char)(at * 31 + at / 1000);
-}
-
-static void get(int from, void *to, size_t length)
-{
-    for (size_t got = 0; got < length;) {
-        ssize_t some = read(from, (char *)to + got, length - got);
-        CHECK(some > 0);
-        got += (size_t)some;
-    }
-}
-
-static void put(int to, const void *from, size_t length)
-{
-    for (size_t done = 0; done < length;) {
-        ssize_t some = write(to, (const char *)from + done, length - done);
-        CHECK(some > 0);
-        done += (size_t)some;
-    }
-}
 
 /* The client: connects twice, sends the stripes, and gets them back. */
 static void *client(void *port)

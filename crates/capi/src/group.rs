@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 
-use dipole_group::{Combine, Group, Members, Number};
+use dipole_group::{Combine, Group, Members, Number, Order};
 use dipole_node::Timeout;
 
 use crate::address::Address;
@@ -65,20 +65,10 @@ fn number(number: usize) -> c_int {
 /// Combines two partial results and stores the result in the first.
 type Combining = Box<dyn FnMut(&mut [u8], &[u8])>;
 
-/// The order in which data may be combined.
-enum Order {
-    Ranks,
-    Any,
-}
-
 /// The order and function of a predefined operation on `len` bytes.
 fn ready(operation: c_int, len: usize) -> Result<(Order, Combining), Failure> {
     fn of<T: Number + 'static>(how: Combine) -> (Order, Combining) {
-        let order = match how.is_exact::<T>() {
-            true => Order::Any,
-            false => Order::Ranks,
-        };
-        (order, Box::new(how.bytes::<T>()))
+        (how.order::<T>(), Box::new(how.bytes::<T>()))
     }
     if !len.is_multiple_of(8) {
         return Err(Failure::BadNumber {
@@ -222,10 +212,7 @@ pub unsafe extern "C" fn dp_reduce(
         let timeout = Timeout::from_nanos(timeout_ns).duration();
         let (root, (order, combine)) = (rank("root", root)?, ready(operation, len)?);
         with(group, |group| {
-            Ok(match order {
-                Order::Ranks => group.reduce(root, data, combine, timeout),
-                Order::Any => group.reduce_in_any_order(root, data, combine, timeout),
-            }?)
+            Ok(group.reduce_in(order, root, data, combine, timeout)?)
         })?;
         Ok(0)
     })

@@ -147,23 +147,6 @@ impl Group {
         self.reduce_in(Order::Ranks, root, data, combine, timeout)
     }
 
-    /// Like [`reduce`](Self::reduce), for a `combine` that gives the same bytes in each order, as
-    /// [`Combine::is_exact`] says. The members of a node combine their data first, and one message
-    /// leaves the node. All members make this call: one that calls [`reduce`](Self::reduce) instead
-    /// is reported as late.
-    ///
-    /// # Errors
-    /// The errors of [`reduce`](Self::reduce).
-    pub fn reduce_in_any_order(
-        &mut self,
-        root: usize,
-        data: &mut [u8],
-        combine: impl FnMut(&mut [u8], &[u8]),
-        timeout: Duration,
-    ) -> Result<(), GroupError> {
-        self.reduce_in(Order::Any, root, data, combine, timeout)
-    }
-
     /// Like [`reduce`](Self::reduce), but all members get the result.
     ///
     /// # Errors
@@ -205,10 +188,13 @@ impl Group {
         timeout: Duration,
     ) -> Result<(), GroupError> {
         let mut bytes = to_bytes(numbers);
-        match how.is_exact::<T>() {
-            true => self.reduce_in_any_order(root, &mut bytes, how.bytes::<T>(), timeout),
-            false => self.reduce(root, &mut bytes, how.bytes::<T>(), timeout),
-        }?;
+        self.reduce_in(
+            how.order::<T>(),
+            root,
+            &mut bytes,
+            how.bytes::<T>(),
+            timeout,
+        )?;
         from_bytes(&bytes, numbers);
         Ok(())
     }

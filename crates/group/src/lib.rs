@@ -2,8 +2,8 @@
 //!
 //! Each member has a port. Its handler stores arriving messages (`state.rs`) and forwards
 //! broadcasts, even while the member computes. A call sends along the pattern in `shape.rs` and
-//! waits for the messages it needs (`calls.rs`, `reduce.rs`). `failure.rs` detects lost members and notifies the
-//! others.
+//! waits for the messages it needs (`calls.rs`, `reduce.rs`). `failure.rs` detects lost members and
+//! notifies the others.
 //!
 //! # Source
 //! GAMMA §2: the parallel programs that active ports serve; dissemination barrier: Hensgen,
@@ -38,7 +38,7 @@ use error::Deadline;
 pub use error::{GroupError, Member};
 pub use members::Members;
 use members::Roster;
-pub use reduction::{Combine, Number};
+pub use reduction::{Combine, Number, Order};
 use state::{CollectiveState, Reaction};
 
 /// A member of a group.

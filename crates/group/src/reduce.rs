@@ -18,7 +18,12 @@ const TREE_ROUND: u8 = 254;
 const LAST_ROUND: u8 = 255;
 
 impl Group {
-    pub(super) fn reduce_in(
+    /// Like [`reduce`](Self::reduce), in this order, which must be the same at all members: one with
+    /// another order is reported as late.
+    ///
+    /// # Errors
+    /// The errors of [`reduce`](Self::reduce).
+    pub fn reduce_in(
         &mut self,
         order: Order,
         root: usize,

@@ -14,11 +14,12 @@ pub enum Combine {
 }
 
 /// The order in which a reduction combines the data of its members.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Order {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
     /// By rank, in a tree that depends on the number of members only.
     Ranks,
-    /// Along the broadcast tree, because each order gives the same bits.
+    /// Any, because each order gives the same bytes. The members of a node combine their data first,
+    /// and one message leaves the node.
     Any,
 }
 
@@ -79,10 +80,14 @@ number!(i64, i64::wrapping_add, i64::cmp, true);
 number!(f64, |a, b| a + b, f64::total_cmp, false);
 
 impl Combine {
-    /// True if each order of combining gives the same bits: always, except for sums of `f64`.
+    /// The order in which numbers must be combined: any, except for sums of `f64`, whose last bits
+    /// depend on it.
     #[must_use]
-    pub fn is_exact<T: Number>(self) -> bool {
-        self != Combine::Sum || T::SUMS_EXACTLY
+    pub fn order<T: Number>(self) -> Order {
+        match self == Combine::Sum && !T::SUMS_EXACTLY {
+            true => Order::Ranks,
+            false => Order::Any,
+        }
     }
 
     fn of<T: Number>(self, left: T, right: T) -> T {

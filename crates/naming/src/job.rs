@@ -17,8 +17,8 @@
 //! and of a pod of an indexed Kubernetes job (`kubernetes.rs`) are used, in this order: under an
 //! `mpirun` inside a Slurm job, Slurm's variables describe the daemons of `mpirun`.
 //!
-//! A launcher that serves PMI-1 (`pmi.rs`) or PMIx (`pmix.rs`) moves texts between the ranks. Then they exchange
-//! their addresses (`exchange.rs`), and need no list of nodes.
+//! A launcher that serves PMI-1 (`pmi.rs`) or PMIx (`pmix.rs`) moves texts between the ranks. Then
+//! they exchange their addresses (`exchange.rs`), and need no list of nodes.
 //!
 //! The submodules get a function that looks up variables.
 

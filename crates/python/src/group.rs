@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dipole_group::{Combine, Group as Members, GroupError, Number};
+use dipole_group::{Combine, Group as Members, GroupError, Number, Order};
 use dipole_node::Address;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -30,11 +30,10 @@ pub(crate) struct Group {
 /// Element-wise combination of an array's elements.
 type Merge = Box<dyn Fn(&mut [u8], &[u8]) + Send>;
 
-/// The combination for `op` and the elements' kind: "f", "i" or "u", all of 8 bytes. True if its
-/// result does not depend on the order of the arrays.
-fn merge(op: &str, kind: &str) -> PyResult<(bool, Merge)> {
-    fn of<T: Number + 'static>(how: Combine) -> (bool, Merge) {
-        (how.is_exact::<T>(), Box::new(how.bytes::<T>()))
+/// The order and the combination for `op` and the elements' kind: "f", "i" or "u", all of 8 bytes.
+fn merge(op: &str, kind: &str) -> PyResult<(Order, Merge)> {
+    fn of<T: Number + 'static>(how: Combine) -> (Order, Merge) {
+        (how.order::<T>(), Box::new(how.bytes::<T>()))
     }
     let how = match op {
         "sum" => Combine::Sum,
@@ -156,15 +155,14 @@ impl Group {
         root: Option<usize>,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        let (is_exact, merge) = merge(op, kind)?;
+        let (order, merge) = merge(op, kind)?;
         let mut buffer = Buffer::writable(buffer)?;
         let bytes = buffer.bytes_mut();
         if !bytes.len().is_multiple_of(8) {
             return Err(PyTypeError::new_err("elements must have 8 bytes"));
         }
         self.call(py, timeout, move |group, timeout| match root {
-            Some(root) if is_exact => group.reduce_in_any_order(root, bytes, merge, timeout),
-            Some(root) => group.reduce(root, bytes, merge, timeout),
+            Some(root) => group.reduce_in(order, root, bytes, merge, timeout),
             None => group.allreduce(bytes, merge, timeout),
         })
     }

@@ -13,7 +13,7 @@ use crate::error::StreamError;
 use crate::listeners::Listeners;
 use crate::message::{Message, WireAddress, WireStatus};
 use crate::progress::{Progress, StreamStatus};
-use crate::session::{CHECK_INTERVAL, Peer, StreamSession, notify_end};
+use crate::session::{CHECK_INTERVAL, Caller, Peer, StreamSession, notify_end};
 
 /// Hosts to which ranks may open streams.
 #[derive(Clone, Debug)]
@@ -186,12 +186,12 @@ impl<'a> Interface<'a> {
                 if listeners.is_empty() {
                     return Err(format!("it does not listen at port {port}"));
                 }
-                let peer = Peer::Caller {
+                let peer = Peer::Caller(Caller {
                     port,
                     listeners,
                     timeout: Duration::from_millis(wait_ms),
                     is_closing: Arc::clone(&self.shared.is_closing),
-                };
+                });
                 self.begin(peer, ranks, timeout_ms)
             }
             Ok(Message::GetStatus) => {

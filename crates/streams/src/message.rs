@@ -121,13 +121,9 @@ pub(crate) struct WireStatus {
     peer: String,
     read: Volume,
     written: Volume,
-    open_ns: u64,
+    open_for: Duration,
     waits_for: WaitsFor,
-    waited_ns: u64,
-}
-
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+    waited: Duration,
 }
 
 impl From<StreamStatus> for WireStatus {
@@ -138,9 +134,9 @@ impl From<StreamStatus> for WireStatus {
             peer: status.peer,
             read: status.read,
             written: status.written,
-            open_ns: nanoseconds(status.open_for),
+            open_for: status.open_for,
             waits_for: status.waits_for,
-            waited_ns: nanoseconds(status.waited),
+            waited: status.waited,
         }
     }
 }
@@ -153,9 +149,9 @@ impl From<WireStatus> for StreamStatus {
             peer: status.peer,
             read: status.read,
             written: status.written,
-            open_for: Duration::from_nanos(status.open_ns),
+            open_for: status.open_for,
             waits_for: status.waits_for,
-            waited: Duration::from_nanos(status.waited_ns),
+            waited: status.waited,
         }
     }
 }

@@ -28,21 +28,25 @@ pub(crate) enum Peer {
         targets: Vec<SocketAddr>,
         timeout: Duration,
     },
-    /// A TCP client connects to one of these sockets.
-    Caller {
-        port: u16,
-        listeners: Vec<Arc<TcpListener>>,
-        timeout: Duration,
-        /// The interface accepts no more clients.
-        is_closing: Arc<AtomicBool>,
-    },
+    /// A TCP client connects to the interface.
+    Caller(Caller),
+}
+
+/// A TCP client that is yet to connect.
+pub(crate) struct Caller {
+    pub(crate) port: u16,
+    /// The sockets of the port.
+    pub(crate) listeners: Vec<Arc<TcpListener>>,
+    pub(crate) timeout: Duration,
+    /// The interface accepts no more clients.
+    pub(crate) is_closing: Arc<AtomicBool>,
 }
 
 impl Peer {
     pub(crate) fn name(&self) -> String {
         match self {
             Peer::Host { name, .. } => name.clone(),
-            Peer::Caller { port, .. } => format!("port {port}"),
+            Peer::Caller(caller) => format!("port {}", caller.port),
         }
     }
 
@@ -50,7 +54,7 @@ impl Peer {
     pub(crate) fn awaited(&self) -> WaitsFor {
         match self {
             Peer::Host { .. } => WaitsFor::Connection,
-            Peer::Caller { .. } => WaitsFor::Caller,
+            Peer::Caller(_) => WaitsFor::Caller,
         }
     }
 }
@@ -107,7 +111,7 @@ impl StreamSession {
                 targets,
                 timeout,
             } => connect(name, targets, *timeout)?,
-            Peer::Caller { .. } => self.accept(peer)?,
+            Peer::Caller(caller) => self.accept(caller)?,
         };
         // With these timeouts it detects that a rank has ended even while the TCP peer is silent.
         let timeouts = socket
@@ -164,16 +168,13 @@ impl StreamSession {
     }
 
     /// Waits for a TCP client, while rank 0 lives.
-    fn accept(&self, peer: &Peer) -> SessionResult<(TcpStream, SocketAddr)> {
-        let Peer::Caller {
+    fn accept(&self, caller: &Caller) -> SessionResult<(TcpStream, SocketAddr)> {
+        let Caller {
             port,
             listeners,
             timeout,
             is_closing,
-        } = peer
-        else {
-            return Err("the interface connects to this peer".into());
-        };
+        } = caller;
         let began = Instant::now();
         loop {
             let left = timeout.saturating_sub(began.elapsed());
@@ -330,8 +331,8 @@ impl StreamSession {
             })
     }
 
-    /// The next message. Fails if one of the ranks in `awaited` has ended. Between transfers, rank 0 may take any
-    /// time while it lives.
+    /// The next message. Fails if one of the ranks in `awaited` has ended. Between transfers, rank
+    /// 0 may take any time while it lives.
     fn receive(&self, awaited: &BTreeSet<u32>, timeout: Duration) -> SessionResult<Received> {
         let began = Instant::now();
         loop {

@@ -2,13 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use dipole_node::{Address, Endpoint, ReceiveError, SendError};
+use dipole_node::{Address, Endpoint, Message as Received, ReceiveError, SendError};
 
 use crate::error::StreamError;
 use crate::message::Message;
 use crate::progress::StreamStatus;
-
-const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+use crate::session::CHECK_INTERVAL;
 
 /// The state of all open streams of an interface: peers, bytes, rates, and who waits for whom. Needs
 /// an endpoint that receives nothing else meanwhile; ranks of a stream use
@@ -21,23 +20,36 @@ pub fn status(
     interface: Address,
     timeout: Duration,
 ) -> Result<Vec<StreamStatus>, StreamError> {
+    request(endpoint, interface, timeout, |received| {
+        match received.source() == interface {
+            true => Err(StreamError::Ended {
+                interface,
+                why: "its reply is not a state of streams".into(),
+            }),
+            false => Ok(()),
+        }
+    })
+}
+
+/// Requests the state of all streams, and passes on other messages that arrive meanwhile.
+pub(crate) fn request(
+    endpoint: &Endpoint,
+    interface: Address,
+    timeout: Duration,
+    mut other: impl FnMut(Received) -> Result<(), StreamError>,
+) -> Result<Vec<StreamStatus>, StreamError> {
     let began = Instant::now();
     let edge = endpoint.edge(interface)?;
     edge.send_timeout(&Message::GetStatus.encode(), timeout)?;
     loop {
         match endpoint.receive_timeout(CHECK_INTERVAL) {
-            Ok(received) if received.source() == interface => {
-                return match Message::decode(&received) {
-                    Ok(Message::Status { streams }) => {
-                        Ok(streams.into_iter().map(StreamStatus::from).collect())
-                    }
-                    _ => Err(StreamError::Ended {
-                        interface,
-                        why: "its reply is not a state of streams".into(),
-                    }),
-                };
-            }
-            Ok(_) | Err(ReceiveError::TimedOut { .. }) => {}
+            Ok(received) => match Message::decode(&received) {
+                Ok(Message::Status { streams }) if received.source() == interface => {
+                    return Ok(streams.into_iter().map(StreamStatus::from).collect());
+                }
+                _ => other(received)?,
+            },
+            Err(ReceiveError::TimedOut { .. }) => {}
             Err(error) => return Err(error.into()),
         }
         match edge.watch() {

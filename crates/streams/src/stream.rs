@@ -9,8 +9,9 @@ use crate::error::StreamError;
 use crate::layout::Layout;
 use crate::message::{BLOCK_BYTES, Message, WireAddress};
 use crate::progress::StreamStatus;
+use crate::session::CHECK_INTERVAL;
+use crate::status;
 
-const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// How long rank 0 tries to notify the others that a stream could not be opened.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -197,44 +198,26 @@ impl<E: Borrow<Endpoint>> Stream<E> {
     /// # Errors
     /// The stream or the interface has ended, or does not reply within the stream's timeout.
     pub fn status(&mut self) -> Result<StreamStatus, StreamError> {
-        let began = Instant::now();
-        let at = self.edge()?.target();
-        let control = self.endpoint.borrow().edge(self.interface)?;
-        control.send_timeout(&Message::GetStatus.encode(), self.timeout)?;
-        loop {
-            let received = match self.endpoint.borrow().receive_timeout(CHECK_INTERVAL) {
-                Ok(received) => Some(received),
-                Err(ReceiveError::TimedOut { .. }) => None,
-                Err(error) => return Err(error.into()),
-            };
-            match received
-                .as_ref()
-                .map(|it| (it.source(), Message::decode(it)))
-            {
-                Some((source, Ok(Message::Status { streams }))) if source == self.interface => {
-                    let streams = streams.into_iter().map(StreamStatus::from);
-                    let own = streams.into_iter().find(|stream| stream.at == at);
-                    return own.ok_or_else(|| self.ended("the stream is not open there"));
-                }
-                Some((source, Ok(Message::Ended { why }))) if source == at => {
-                    return Err(self.ended(why));
-                }
-                _ => {}
+        let (at, interface) = (self.edge()?.target(), self.interface);
+        let (endpoint, early) = (self.endpoint.borrow(), &mut self.early);
+        let streams = status::request(endpoint, interface, self.timeout, |received| {
+            if received.source() != at {
+                return Ok(());
+            }
+            if let Ok(Message::Ended { why }) = Message::decode(&received) {
+                let why = why.to_owned();
+                return Err(StreamError::Ended { interface, why });
             }
             // A message of a transfer that this rank has yet to begin.
-            self.early.extend(received.filter(|it| it.source() == at));
-            if let Err(error) = control.watch()
-                && !matches!(error, SendError::Full { .. })
-            {
-                return Err(self.gone(error));
-            }
-            if began.elapsed() >= self.timeout {
-                return Err(StreamError::Silent {
-                    interface: self.interface,
-                    seconds: self.timeout.as_secs(),
-                });
-            }
-        }
+            early.push(received);
+            Ok(())
+        });
+        let streams = streams.map_err(|error| match error {
+            StreamError::Send(error) => self.gone(error),
+            error => error,
+        })?;
+        let own = streams.into_iter().find(|stream| stream.at == at);
+        own.ok_or_else(|| self.ended("the stream is not open there"))
     }
 
     /// Sends a message to the other ranks, which may open the stream later.

@@ -2,9 +2,8 @@
 //!
 //! Open MPI, MPICH's Hydra and other launchers with PMI pass a process its rank and the number of
 //! ranks on its node and in the job, but no nodes. Those come from the hosts file, whose slots are
-//! filled in order; without one the ranks exchange them through PMI-1 or PMIx, or all are on this node. Flux
-//! passes the number of nodes instead
-//! of the number of ranks on this one.
+//! filled in order; without one the ranks exchange them through PMI-1 or PMIx, or all are on this
+//! node. Flux passes the number of nodes instead of the number of ranks on this one.
 
 use rustix::process::{getpid, getsid};
 

@@ -1,6 +1,6 @@
 //! Jobs started by other launchers than `dipole run`: real Slurm daemons, a real `mpirun` and
-//! `mpiexec.hydra`, `prterun`, Flux, and the environment of an indexed Kubernetes job. Every rank checks each byte it receives. Launchers
-//! that are not installed are reported and skipped.
+//! `mpiexec.hydra`, `prterun`, Flux, and the environment of an indexed Kubernetes job. Every rank
+//! checks each byte it receives. Launchers that are not installed are reported and skipped.
 
 mod allocations;
 mod flux;

@@ -161,8 +161,7 @@ impl Member<'_> {
     }
 
     /// Forms the group without lost members, and agrees with the others on the next round.
-    fn go_on_without(&mut self, error: GroupError) -> Result<(), String> {
-        let mut error = error;
+    fn go_on_without(&mut self, mut error: GroupError) -> Result<(), String> {
         loop {
             let GroupError::Gone { members } = &error else {
                 return Err(error.to_string());

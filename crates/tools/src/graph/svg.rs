@@ -62,7 +62,8 @@ fn columns(count: usize) -> usize {
 /// Draws the graph as SVG.
 pub(super) fn draw(graph: &Graph) -> String {
     let (boxes, circles, width, height) = layout(graph);
-    let vertices = position_endpoints(graph, &circles);
+    let arrows = arrows(graph);
+    let vertices = position_endpoints(graph, &arrows, &circles);
     let rings = [
         ("broadcast", "one copy to each node", roots(graph, true)),
         (
@@ -101,11 +102,12 @@ pub(super) fn draw(graph: &Graph) -> String {
             .find(|(found, _)| *found == address)
             .map(|(_, point)| *point)
     };
-    for (class, edge) in arrows(graph) {
+    for (class, edge) in arrows {
+        let name = class.strip_suffix("-edge").unwrap_or(class);
         if let (Some(from), Some(to)) = (at(edge.from), at(edge.to)) {
             let _ = writeln!(
                 out,
-                r#"<path class="{class}" marker-end="url(#{class}-head)" d="{}"><title>{class} {} to {}</title></path>"#,
+                r#"<path class="{class}" marker-end="url(#{class}-head)" d="{}"><title>{name} {} to {}</title></path>"#,
                 curve(
                     from,
                     to,
@@ -134,8 +136,11 @@ const EDGE: &str = "edge";
 const BROADCAST: &str = "broadcast-edge";
 const REDUCTION: &str = "reduction-edge";
 
+/// The class of an arrow, and its ends.
+type Arrow = (&'static str, Edge);
+
 /// All arrows: the edges, and the messages of broadcasts and reductions.
-fn arrows(graph: &Graph) -> Vec<(&'static str, Edge)> {
+fn arrows(graph: &Graph) -> Vec<Arrow> {
     let edges = graph.edges.iter().map(|edge| (EDGE, *edge));
     let trees = graph.collectives().flat_map(|(group, call)| {
         let class = match call.kind {
@@ -266,15 +271,21 @@ fn layout(graph: &Graph) -> (Vec<NodeBox>, Vec<Circle>, f64, f64) {
 
 /// Places the endpoints on the rims of their processes: first facing the circles that they are
 /// connected to, then the endpoints themselves, one process after the other, to avoid crossings.
-fn position_endpoints(graph: &Graph, circles: &[Circle]) -> Vec<(Address, Point)> {
+fn position_endpoints(
+    graph: &Graph,
+    arrows: &[Arrow],
+    circles: &[Circle],
+) -> Vec<(Address, Point)> {
     let mut at = HashMap::new();
     for (index, _) in circles.iter().enumerate() {
         let centre = |address| Some(circles.get(graph.owner(address)?)?.centre);
-        at.extend(position_facing(graph, circles, index, &centre));
+        at.extend(position_facing((graph, arrows), circles, index, &centre));
     }
     for _ in 0..ROUNDS {
         for (index, _) in circles.iter().enumerate() {
-            let moved = position_facing(graph, circles, index, &|other| at.get(&other).copied());
+            let moved = position_facing((graph, arrows), circles, index, &|other| {
+                at.get(&other).copied()
+            });
             at.extend(moved);
         }
     }
@@ -285,7 +296,7 @@ fn position_endpoints(graph: &Graph, circles: &[Circle]) -> Vec<(Address, Point)
 
 /// Places the endpoints of a process.
 fn position_facing(
-    graph: &Graph,
+    (graph, arrows): (&Graph, &[Arrow]),
     circles: &[Circle],
     index: usize,
     at: &dyn Fn(Address) -> Option<Point>,
@@ -295,7 +306,7 @@ fn position_facing(
     let wanted = (process.endpoints.iter().zip(0..)).map(|(endpoint, nth)| {
         let address = Address::new(process.node, *endpoint);
         let fallback = TAU * float(nth) / count + PI / 2.0;
-        let angle = facing(graph, at, circle, address);
+        let angle = facing(arrows, at, circle, address);
         (angle.unwrap_or(fallback), address)
     });
     let mut wanted: Vec<(f64, Address)> = wanted.collect();
@@ -313,27 +324,24 @@ fn position_facing(
 }
 
 /// The endpoints at the other ends of an endpoint's arrows.
-fn neighbours(graph: &Graph, address: Address) -> Vec<Address> {
-    let arrows = arrows(graph).into_iter();
-    let others = arrows.filter_map(|(_, edge)| match address {
+fn neighbours(arrows: &[Arrow], address: Address) -> impl Iterator<Item = Address> {
+    arrows.iter().filter_map(move |(_, edge)| match address {
         _ if edge.from == address => Some(edge.to),
         _ if edge.to == address => Some(edge.from),
         _ => None,
-    });
-    others.collect()
+    })
 }
 
 /// Direction of the endpoints that an endpoint is connected to.
 fn facing(
-    graph: &Graph,
+    arrows: &[Arrow],
     at: &dyn Fn(Address) -> Option<Point>,
     own: &Circle,
     address: Address,
 ) -> Option<f64> {
-    let others = neighbours(graph, address);
     let (mut x, mut y) = (0.0, 0.0);
     let mut any = false;
-    for other in others.into_iter().filter_map(at) {
+    for other in neighbours(arrows, address).filter_map(at) {
         let (dx, dy) = (other.x - own.centre.x, other.y - own.centre.y);
         let length = dx.hypot(dy).max(1.0);
         x += dx / length;
@@ -477,7 +485,7 @@ mod tests {
             let found = picture.matches(&format!("class=\"{class}\"")).count();
             assert_eq!(found, count, "{class}");
         }
-        let from_root = picture.matches("<title>broadcast-edge 1:1 to").count();
+        let from_root = picture.matches("<title>broadcast 1:1 to").count();
         assert_eq!(from_root, 2, "one arrow to each other node");
     }
 
@@ -486,8 +494,9 @@ mod tests {
         let text = include_str!("../../../../examples/graphs/paper.toml");
         let graph = Graph::parse(Path::new("paper.toml"), text).expect("it is right");
         let (_, circles, ..) = layout(&graph);
-        let at: HashMap<Address, Point> =
-            position_endpoints(&graph, &circles).into_iter().collect();
+        let at: HashMap<Address, Point> = position_endpoints(&graph, &arrows(&graph), &circles)
+            .into_iter()
+            .collect();
         let [first, last, five, six] = [1, 3, 5, 6].map(|dpid| at[&Address::new(1, dpid)].y);
         assert_eq!(
             first < last,
