@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -45,6 +46,8 @@ const KERNELS: [(&str, &[&str]); 6] = [
 ];
 const TRANSPORTS: [Transport; 2] = [Transport::Dipole, Transport::Tcp];
 const LIBRARY: Library = Library::Openmpi4;
+/// The network between the nodes.
+const NETWORK: &str = "10.0.0.0/24";
 
 pub(super) fn kernels(arguments: &Arguments) -> Result<(), Failure> {
     let provider = provider(arguments.provider.as_deref())?;
@@ -78,18 +81,12 @@ pub(super) fn kernels(arguments: &Arguments) -> Result<(), Failure> {
             for (name, words) in &chosen {
                 for (index, transport) in TRANSPORTS.into_iter().enumerate() {
                     let mut command =
-                        launcher_command(transport, ranks, testbed.as_ref(), &provider);
+                        launcher_command(transport, ranks, testbed.as_ref(), &provider)?;
                     if transport == Transport::Dipole && arguments.link != "auto" {
                         command.env("DIPOLE_LINK", &arguments.link);
                     }
-                    let each = placement_arguments(
-                        &programs[name],
-                        words,
-                        ranks,
-                        testbed.as_ref(),
-                        &provider,
-                    );
-                    let took = run_kernel(command.args(each), name)?;
+                    command.arg(&programs[name]).args(*words);
+                    let took = run_kernel(&mut command, name)?;
                     seconds.entry((ranks, *name)).or_default()[index].push(took);
                 }
             }
@@ -119,78 +116,65 @@ fn compile(name: &str) -> Result<PathBuf, Failure> {
     Ok(program)
 }
 
+/// The launcher, up to the program.
 fn launcher_command(
     transport: Transport,
     ranks: u32,
     testbed: Option<&Testbed>,
     provider: &Path,
-) -> Command {
+) -> Result<Command, Failure> {
     let mut command = LIBRARY.launcher(transport, provider);
-    if let Some(testbed) = testbed {
-        let network = "10.0.0.0/24";
-        for part in ["base", "tcp"] {
-            command.env(format!("PMIX_MCA_ptl_{part}_remote_connections"), "1");
-            command.env(format!("PMIX_MCA_ptl_{part}_if_include"), network);
-        }
-        if transport == Transport::Tcp {
-            let inside = if ranks > 2 {
-                "tcp,vader,self"
-            } else {
-                "tcp,self"
-            };
-            command.env("OMPI_MCA_btl", inside);
-            command.env("OMPI_MCA_btl_tcp_if_include", network);
-        }
-        // The launcher is on the first node.
-        let mut there = testbed.command(1, command.get_program());
-        there.args(command.get_args());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => there.env(name, value),
-                None => there.env_remove(name),
-            };
-        }
-        return there;
+    let number = ranks.to_string();
+    let Some(testbed) = testbed else {
+        command.args(["-n", &number]);
+        return Ok(command);
+    };
+    if transport == Transport::Tcp {
+        command.env("OMPI_MCA_btl", "tcp,vader,self");
+        command.env("OMPI_MCA_btl_tcp_if_include", NETWORK);
     }
-    command
+    // Ranks that wait let others have the core: there may be fewer cores than ranks.
+    command.env("OMPI_MCA_mpi_yield_when_idle", "1");
+    command.env("OMPI_MCA_oob_tcp_if_include", NETWORK);
+    command.env("OMPI_MCA_plm_rsh_agent", remote_shell(testbed)?);
+    // The launcher is on the first node.
+    let mut there = testbed.command(1, "unshare");
+    there.args(["--uts", "sh", "-c", "hostname node1 && exec \"$@\"", "sh"]);
+    there.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            // The runtime directory is that of the node.
+            Some(value) if name != "DIPOLE_RUNTIME_DIR" => there.env(name, value),
+            Some(_) => &mut there,
+            None => there.env_remove(name),
+        };
+    }
+    let hosts = [(1, ranks.div_ceil(2)), (2, ranks / 2)];
+    let hosts = hosts.map(|(node, slots)| format!("{}:{slots}", testbed.node(node).addresses[0]));
+    there.args(["--host", &hosts.join(","), "-n", &number]);
+    Ok(there)
 }
 
-/// The arguments after the launcher's: half of the ranks on each node.
-fn placement_arguments(
-    program: &Path,
-    arguments: &[&str],
-    ranks: u32,
-    testbed: Option<&Testbed>,
-    provider: &Path,
-) -> Vec<String> {
-    let program = program.display().to_string();
-    let whole = |words: Vec<String>| {
-        let arguments = arguments.iter().map(ToString::to_string);
-        words.into_iter().chain([program.clone()]).chain(arguments)
-    };
-    let Some(testbed) = testbed else {
-        let run = provider.join("run");
-        let words = ["-n".to_owned(), ranks.to_string(), "env".to_owned()];
-        let place = format!("DIPOLE_RUNTIME_DIR={}", run.display());
-        return whole(words.into_iter().chain([place]).collect()).collect();
-    };
-    let mut all = Vec::new();
-    for (node, here) in [(1, ranks.div_ceil(2)), (2, ranks / 2)] {
-        if here == 0 {
-            continue;
-        }
-        let mut words: Vec<String> = Vec::new();
-        if node > 1 {
-            words.push(":".to_owned());
-        }
-        words.extend(["-n".to_owned(), here.to_string()]);
-        words.extend(["ip", "netns", "exec"].map(str::to_owned));
-        words.extend([testbed.node(node).namespace.clone(), "env".to_owned()]);
-        let environment = testbed.environment(node).into_iter();
-        words.extend(environment.map(|(name, value)| format!("{name}={value}")));
-        all.extend(whole(words));
+/// A script that starts a command on a node, like ssh. The nodes have names of their own: Open MPI
+/// uses shared memory between hosts with the same name.
+fn remote_shell(testbed: &Testbed) -> Result<PathBuf, Failure> {
+    let mut script = "#!/bin/sh\naddress=$1\nshift\ncase $address in\n".to_owned();
+    for number in [1, 2] {
+        let node = testbed.node(number);
+        let variables = testbed.environment(number);
+        let variables = variables.map(|(name, value)| format!("{name}={value}"));
+        script += &format!(
+            "{}) exec ip netns exec {} unshare --uts env {} sh -c \"hostname node{number}; $*\" ;;\n",
+            node.addresses[0],
+            node.namespace,
+            variables.join(" ")
+        );
     }
-    all
+    script += "esac\n";
+    let path = testbed.folder().join("remote-shell-by-address");
+    fs::write(&path, script).map_err(at(&path))?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).map_err(at(&path))?;
+    Ok(path)
 }
 
 /// Runs a kernel; returns the time that it reports, in seconds.
