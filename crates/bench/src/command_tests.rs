@@ -164,10 +164,6 @@ fn impossible_command_lines_are_rejected_with_the_option() {
         ("stream --seconds 0", "more than 0"),
         ("stream --drop 1", "below 1"),
         ("stream --drop 0.1 --subjects dipole", "--subjects"),
-        (
-            "pingpong --subjects bare-udp-gso",
-            "bare-udp-gso needs bursts",
-        ),
         ("rate --size 2 --subjects bare-shm", "at least 4 bytes"),
         ("rate --size 0", "1 byte to 1 GiB"),
         (

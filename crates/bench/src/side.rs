@@ -57,7 +57,9 @@ fn measure_side(job: &Job) -> io::Result<Outcome> {
             memory::measure(job, meet)
         }
         Subject::BareUdpSpin | Subject::BareUdpBlock => drive(Udp::open(job, meet)?, job, job.role),
-        Subject::BareUdpGso => drive(UdpGso::open(job, meet)?, job, job.role),
+        Subject::BareUdpGso | Subject::BareUdpGsoCrc => {
+            drive(UdpGso::open(job, meet)?, job, job.role)
+        }
         Subject::BareBpf => drive(Frames::open(job, meet)?, job, job.role),
         Subject::BareTcpSpin | Subject::BareTcpBlock => drive(tcp::open(job, meet)?, job, job.role),
         Subject::BareUnixSpin | Subject::BareUnixBlock => {

@@ -42,6 +42,8 @@ pub enum Subject {
     BareUdpBlock,
     /// UDP sockets with segmentation and coalescing by the kernel
     BareUdpGso,
+    /// The same with a CRC32C in each packet, like Dipole's
+    BareUdpGsoCrc,
     /// The ring of the bpf link and raw frames, without a protocol
     BareBpf,
     /// A TCP socket without delay, non-blocking calls in a loop
@@ -79,7 +81,10 @@ impl Subject {
                 Carrier::Udp | Carrier::Bpf => format!("{}/{testbed}", name_of(carrier)),
                 Carrier::Shm => "shm".to_owned(),
             },
-            Subject::BareUdpSpin | Subject::BareUdpBlock | Subject::BareUdpGso => {
+            Subject::BareUdpSpin
+            | Subject::BareUdpBlock
+            | Subject::BareUdpGso
+            | Subject::BareUdpGsoCrc => {
                 format!("udp/{testbed}")
             }
             Subject::BareBpf => format!("bpf/{testbed}"),
@@ -151,7 +156,7 @@ impl Subject {
         !self.is_datagrams()
             && !self.is_memory()
             && !self.is_threads()
-            && self != Subject::BareUdpGso
+            && !matches!(self, Subject::BareUdpGso | Subject::BareUdpGsoCrc)
     }
 
     /// Returns why this subject cannot do the work. `None` if it can.
@@ -207,11 +212,6 @@ impl Subject {
                 "{name} updates words of 8 bytes, not of {size_bytes}"
             ));
         }
-        if self == Subject::BareUdpGso && kind == Kind::Pingpong {
-            return Some(format!(
-                "{name} needs bursts of packets, which a pingpong does not have"
-            ));
-        }
         if kind != Kind::Pingpong && size_bytes < ACKNOWLEDGEMENT_BYTES {
             return Some(format!(
                 "{} needs messages of at least {ACKNOWLEDGEMENT_BYTES} bytes, not of \
@@ -226,16 +226,16 @@ impl Subject {
     pub fn usual(kind: Kind, waits: Waits, place: Placement) -> &'static [Subject] {
         use Subject::{
             BarePipeBlock, BarePipeSpin, BareShm, BareTcpBlock, BareTcpSpin, BareUdpBlock,
-            BareUdpGso, BareUdpSpin, BareUnixBlock, BareUnixSpin, Dipole,
+            BareUdpGso, BareUdpGsoCrc, BareUdpSpin, BareUnixBlock, BareUnixSpin, Dipole,
         };
         match (place, kind, waits) {
             (Placement::TwoNodes, Kind::Bidir, Waits::InThreads) => &[Dipole, BareTcpBlock],
-            (Placement::TwoNodes, Kind::Bidir, _) => &[Dipole, BareTcpSpin, BareUdpGso],
+            (Placement::TwoNodes, Kind::Bidir, _) => &[Dipole, BareTcpSpin, BareUdpGsoCrc],
             (Placement::TwoNodes, Kind::Pingpong, Waits::Spinning) => {
-                &[Dipole, BareUdpSpin, BareTcpSpin, BareShm]
+                &[Dipole, BareUdpSpin, BareTcpSpin, BareUdpGsoCrc, BareShm]
             }
             (Placement::TwoNodes, Kind::Stream, Waits::Spinning) => {
-                &[Dipole, BareTcpSpin, BareUdpGso, BareShm]
+                &[Dipole, BareTcpSpin, BareUdpGsoCrc, BareShm]
             }
             (Placement::TwoNodes, Kind::Rate, Waits::Spinning) => {
                 &[Dipole, BareUdpGso, BareTcpSpin, BareUdpSpin, BareShm]
