@@ -210,7 +210,7 @@ fn counts(rows: &[Row]) -> Vec<usize> {
 }
 
 fn packets(rows: &[Row]) -> String {
-    let headings = "link|p|packets|units|received|repeats|only acks|ack_requests|implicit acks|duplicates|\
+    let headings = "link|p|packets|units|received|repeats|only acks|ack_requests|duplicates|\
                     dropped";
     let mut table = new_table(headings, 1);
     let mut is_empty = true;
@@ -230,7 +230,6 @@ fn packets(rows: &[Row]) -> String {
                 share(packets.repeats),
                 share(packets.explicit_acks),
                 share(packets.ack_requests),
-                share(packets.implicit_acks),
                 packets.duplicates.to_string(),
                 packets.dropped.to_string(),
             ]);
