@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
+use crate::efficiency::{self, EfficiencyArgs};
 use crate::machine;
 use crate::output::Output;
 use crate::plan::{self, FlowWork, Group, LinkName, PlanError, PointWork, Setup};
@@ -47,6 +48,9 @@ enum BenchKind {
     Get(MemoryArgs),
     /// Fetch-and-add on the other side's memory, compared with messages
     Atomic(MemoryArgs),
+    /// Throughput, utilisation and efficiency of streams over the length of writes, with a soaker on
+    /// the core of each side
+    Efficiency(EfficiencyArgs),
     /// Take part in benches of other nodes, one after the other, until a signal
     Server(ServerArgs),
 }
@@ -220,7 +224,7 @@ pub fn size(text: &str) -> Result<usize, String> {
 impl BenchArgs {
     fn common(&self) -> &CommonArgs {
         match &self.kind {
-            None | Some(BenchKind::Server(_)) => &self.table.common,
+            None | Some(BenchKind::Efficiency(_) | BenchKind::Server(_)) => &self.table.common,
             Some(BenchKind::Pingpong(flow) | BenchKind::Stream(flow) | BenchKind::Rate(flow)) => {
                 &flow.common
             }
@@ -268,7 +272,7 @@ impl BenchArgs {
             Some(BenchKind::Put(_)) => plan::memory(Subject::DipolePut, setup)?,
             Some(BenchKind::Get(_)) => plan::memory(Subject::DipoleGet, setup)?,
             Some(BenchKind::Atomic(_)) => plan::memory(Subject::DipoleAtomic, setup)?,
-            Some(BenchKind::Server(_)) => Vec::new(),
+            Some(BenchKind::Efficiency(_) | BenchKind::Server(_)) => Vec::new(),
         };
         plan::check(&groups)?;
         Ok(groups)
@@ -330,6 +334,10 @@ pub fn execute(
     if let Some(BenchKind::Server(server)) = &arguments.kind {
         remote::serve(server, output)?;
         return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(BenchKind::Efficiency(efficiency)) = &arguments.kind {
+        output.wide = efficiency.setup.wide;
+        return efficiency::measure(efficiency, &efficiency.setup.setup(), output);
     }
     let mut setup = common.setup.setup();
     setup.is_remote = common.remote.to.is_some();

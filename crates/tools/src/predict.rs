@@ -1,5 +1,6 @@
 //! `dipole predict`: predicts the time of messages and supersteps from the profiles of links.
 
+mod phases;
 mod program;
 
 use std::io::Write;
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use dipole_model::{Basis, Machine, Parameters, PointToPoint, Regime};
+use dipole_model::{Basis, Machine, Parameters, Pattern, PointToPoint, Regime};
 use dipole_model::{Profile, ProfileError};
 use serde_json::json;
 
@@ -53,6 +54,20 @@ pub(crate) struct PredictArgs {
     /// Bytes that all ranks send in each superstep, in equal parts: h is this divided by the number of ranks
     #[arg(long, value_name = "BYTES", requires = "ranks")]
     volume: Option<u64>,
+    /// Relation of each superstep, for its contention [default: exchange, as g]
+    #[arg(long, value_enum, requires = "ranks", conflicts_with = "trace")]
+    pattern: Option<Relation>,
+    /// Show the phases of a message side by side instead, over every link and machine
+    #[arg(long, conflicts_with_all = ["ranks", "trace"])]
+    phases: bool,
+    /// With --phases: folders with the profiles of other machines
+    #[arg(
+        long,
+        value_name = "DIR,..",
+        value_delimiter = ',',
+        requires = "phases"
+    )]
+    profiles: Vec<PathBuf>,
     /// Number of supersteps
     #[arg(long, default_value_t = 1, requires = "ranks")]
     supersteps: u32,
@@ -91,6 +106,27 @@ impl Link {
     }
 }
 
+/// Relations of supersteps with the same h.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Relation {
+    /// One rank sends to all others
+    OneToMany,
+    /// All ranks send to one
+    ManyToOne,
+    /// Each rank sends to all others
+    Exchange,
+}
+
+impl Relation {
+    fn pattern(self) -> Pattern {
+        match self {
+            Relation::OneToMany => Pattern::OneToMany,
+            Relation::ManyToOne => Pattern::ManyToOne,
+            Relation::Exchange => Pattern::Exchange,
+        }
+    }
+}
+
 /// Default lengths of messages.
 const USUAL_BYTES: [u64; 9] = [
     1,
@@ -123,6 +159,9 @@ pub(crate) fn execute(
     }
     if let Some(dir) = &arguments.trace {
         return traced(dir, arguments, json, out);
+    }
+    if arguments.phases {
+        return phases::show(arguments, json, out);
     }
     let profiles = profiles(arguments)?;
     match arguments.ranks.is_empty() {
@@ -256,6 +295,16 @@ fn supersteps(
         for &p in &arguments.ranks {
             let Some(parameters) = machine.at(p) else {
                 continue;
+            };
+            let parameters = match arguments.pattern {
+                None => parameters,
+                Some(relation) => parameters.with_pattern(relation.pattern()).ok_or_else(|| {
+                    format!(
+                        "contention of {p} ranks over {} was not measured; run dipole calibrate \
+                         supersteps again",
+                        profile.link
+                    )
+                })?,
             };
             is_empty = false;
             let told = Program::of(arguments, parameters, alone, at_once(p));

@@ -10,8 +10,9 @@ use std::time::Duration;
 use dipole_model::Choices;
 use dipole_model::{Profile, ProfileError};
 
-use super::measure;
-use crate::calibrate::side::Metric;
+use super::{measure, sockets};
+use crate::calibrate::side::{Metric, Sample};
+use crate::control::Part;
 use crate::failure::RunError;
 use crate::machine::Cores;
 use crate::statistics::Spread;
@@ -29,6 +30,16 @@ const EAGER_BYTES: [usize; 6] = [1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 3
 const EAGER_LENGTHS: [usize; 5] = [1500, 3000, 6000, 12_000, 24_000];
 const PIECE_BYTES: [usize; 4] = [8 << 10, 16 << 10, 32 << 10, 64 << 10];
 const PIECE_LENGTHS: [usize; 3] = [96 << 10, 256 << 10, 1 << 20];
+/// Lengths of messages that are sent whole or offered, which are the candidates, too.
+const WHOLE_BYTES: [usize; 7] = [
+    2 << 10,
+    4 << 10,
+    8 << 10,
+    16 << 10,
+    32 << 10,
+    64 << 10,
+    128 << 10,
+];
 const RUN_PACKETS: [usize; 4] = [1, 3, 6, 9];
 const RUN_LENGTHS: [usize; 4] = [3000, 6000, 10_000, 14_000];
 
@@ -51,22 +62,42 @@ pub(super) struct Trials<'a> {
 impl Trials<'_> {
     /// Finds the choices for this link.
     pub(super) fn find(&self) -> Result<Choices, ChoiceError> {
+        let choices = match self.carrier {
+            Carrier::Shm => self.in_memory()?,
+            Carrier::Udp | Carrier::Bpf => self.in_packets()?,
+        };
+        let whole_bytes = self.whole_bytes(choices)?;
+        Ok(Choices {
+            whole_bytes,
+            ..choices
+        })
+    }
+
+    fn in_packets(&self) -> Result<Choices, ChoiceError> {
         let none = Choices::default();
-        if self.carrier != Carrier::Shm {
-            let runs = RUN_PACKETS.map(|packets| Choices {
-                run_packets: Some(packets),
-                ..none
-            });
-            return self.best_of(none, &runs, &RUN_LENGTHS);
-        }
+        let runs = RUN_PACKETS.map(|packets| Choices {
+            run_packets: Some(packets),
+            ..none
+        });
+        self.best_of(none, &runs, &RUN_LENGTHS)
+    }
+
+    fn in_memory(&self) -> Result<Choices, ChoiceError> {
+        let none = Choices::default();
         let ends = [EAGER_BYTES[0], EAGER_BYTES[EAGER_BYTES.len() - 1]].map(|bytes| Choices {
             eager_bytes: Some(bytes),
             ..none
         });
         let times = self.times(&ends, &EAGER_LENGTHS)?;
-        let whole = crossover(&EAGER_LENGTHS, &times[1], &times[0]);
+        let built_in = Choices::BUILT_IN_EAGER_BYTES;
         let usual = Choices {
-            eager_bytes: whole,
+            eager_bytes: crossover(
+                &EAGER_LENGTHS,
+                (built_in, &EAGER_BYTES),
+                &times[1],
+                &times[0],
+            ),
+            socket_bytes: sockets::shortest_write((self.testbed, self.cores))?,
             ..none
         };
         let pieces = PIECE_BYTES.map(|bytes| Choices {
@@ -74,6 +105,30 @@ impl Trials<'_> {
             ..usual
         });
         self.best_of(usual, &pieces, &PIECE_LENGTHS)
+    }
+
+    /// Finds the longest message that an MPI program should send whole, with the other choices made.
+    /// `None` if the built-in value is as good.
+    fn whole_bytes(&self, others: Choices) -> Result<Option<usize>, ChoiceError> {
+        let folder = self.testbed.folder().join("transfers");
+        keep(others, self.carrier, &folder)?;
+        let mut rounds = [Metric::Whole, Metric::Offered].map(|what| (what, Rounds::default()));
+        for _ in 0..ROUNDS {
+            let place = (self.testbed, self.cores);
+            let part = Part::Transfers(WHOLE_BYTES.to_vec());
+            let samples = measure(self.carrier, EACH, part, place, Some(&folder))?;
+            for (what, rounds) in &mut rounds {
+                rounds.add(samples.iter().filter(|sample| sample.what == *what));
+            }
+        }
+        let [whole, offered] = rounds.map(|(_, rounds)| rounds.medians());
+        let built_in = others.whole_bytes(self.carrier == Carrier::Shm);
+        Ok(crossover(
+            &WHOLE_BYTES,
+            (built_in, &WHOLE_BYTES),
+            &whole,
+            &offered,
+        ))
     }
 
     /// Returns the best of the candidates, or the default.
@@ -98,22 +153,37 @@ impl Trials<'_> {
             keep(*choices, self.carrier, &folder).map(|_| folder)
         });
         let folders: Vec<PathBuf> = folders.collect::<Result<_, _>>()?;
-        let mut rounds = vec![vec![Vec::new(); lengths.len()]; candidates.len()];
+        let mut rounds: Vec<Rounds> = candidates.iter().map(|_| Rounds::default()).collect();
         for _ in 0..ROUNDS {
             for (folder, candidate) in folders.iter().zip(&mut rounds) {
                 let place = (self.testbed, self.cores);
-                let samples = measure(self.carrier, EACH, Some(lengths), place, Some(folder))?;
-                let trips = samples.into_iter().filter(|it| it.what == Metric::Trip);
-                for (sample, all) in trips.zip(candidate) {
-                    all.extend(Spread::of(sample.ns).map(|ns| ns.median));
-                }
+                let part = Part::Trips(lengths.to_vec());
+                let samples = measure(self.carrier, EACH, part, place, Some(folder))?;
+                candidate.add(samples.iter().filter(|it| it.what == Metric::Trip));
             }
         }
+        Ok(rounds.into_iter().map(Rounds::medians).collect())
+    }
+}
+
+/// Medians of the rounds of one method, by length.
+#[derive(Default)]
+struct Rounds(Vec<Vec<f64>>);
+
+impl Rounds {
+    /// Adds the samples of a round, one per length.
+    fn add<'a>(&mut self, samples: impl Iterator<Item = &'a Sample>) {
+        for (at, sample) in samples.enumerate() {
+            if self.0.len() <= at {
+                self.0.push(Vec::new());
+            }
+            self.0[at].extend(Spread::of(sample.ns.iter().copied()).map(|ns| ns.median));
+        }
+    }
+
+    fn medians(self) -> Vec<f64> {
         let median = |all: Vec<f64>| Spread::of(all).map_or(f64::INFINITY, |ns| ns.median);
-        let medians = rounds
-            .into_iter()
-            .map(|candidate| candidate.into_iter().map(median).collect());
-        Ok(medians.collect())
+        self.0.into_iter().map(median).collect()
     }
 }
 
@@ -128,17 +198,22 @@ pub(super) fn keep(
     profile.save_to(folder)
 }
 
-/// Returns the longest message that should be sent in one piece, from the times of both methods.
-/// `None` if the built-in value is as good.
-fn crossover(lengths: &[usize], whole: &[f64], long: &[f64]) -> Option<usize> {
+/// Returns the longest message for which the method for short ones should be used, of these limits,
+/// from the times of both methods. `None` if the built-in limit is as good.
+pub(super) fn crossover(
+    lengths: &[usize],
+    (built_in, limits): (usize, &[usize]),
+    short: &[f64],
+    long: &[f64],
+) -> Option<usize> {
     let times = |limit: usize| -> Vec<f64> {
-        let both = lengths.iter().zip(whole.iter().zip(long));
-        both.map(|(length, (whole, long))| if *length <= limit { *whole } else { *long })
+        let both = lengths.iter().zip(short.iter().zip(long));
+        both.map(|(length, (short, long))| if *length <= limit { *short } else { *long })
             .collect()
     };
-    let limits: Vec<usize> = [Choices::BUILT_IN_EAGER_BYTES]
+    let limits: Vec<usize> = [built_in]
         .into_iter()
-        .chain(EAGER_BYTES)
+        .chain(limits.iter().copied())
         .collect();
     let all: Vec<Vec<f64>> = limits.iter().map(|limit| times(*limit)).collect();
     match best(&all) {
@@ -171,12 +246,21 @@ pub(super) fn description(choices: &Choices) -> String {
         eager_bytes,
         piece_bytes,
         run_packets,
+        whole_bytes,
+        socket_bytes,
     } = *choices;
     let words = [
         eager_bytes
             .map(|bytes| format!("messages are sent in one piece up to {}", byte_size(bytes))),
         piece_bytes.map(|bytes| format!("longer ones in pieces of {}", byte_size(bytes))),
         run_packets.map(|most| format!("up to {most} packets share a datagram")),
+        whole_bytes.map(|bytes| format!("MPI sends up to {} whole", byte_size(bytes))),
+        socket_bytes.map(|bytes| {
+            format!(
+                "TCP programs write from {} on through memory",
+                byte_size(bytes)
+            )
+        }),
     ];
     let words: Vec<String> = words.into_iter().flatten().collect();
     match words.is_empty() {
@@ -203,14 +287,12 @@ mod tests {
                 .collect()
         };
         // Both methods are equal at 2700 / (each - 0.05).
-        assert_eq!(crossover(lengths, &whole(0.7), &long), Some(4 << 10));
-        assert_eq!(crossover(lengths, &whole(0.09), &long), Some(31 << 10));
-        assert_eq!(
-            crossover(lengths, &whole(0.18), &long),
-            None,
-            "it is built in"
-        );
-        assert_eq!(crossover(lengths, &whole(5.0), &long), Some(1 << 10));
+        let limits = (Choices::BUILT_IN_EAGER_BYTES, &EAGER_BYTES[..]);
+        let found = |each| crossover(lengths, limits, &whole(each), &long);
+        assert_eq!(found(0.7), Some(4 << 10));
+        assert_eq!(found(0.09), Some(31 << 10));
+        assert_eq!(found(0.18), None, "it is built in");
+        assert_eq!(found(5.0), Some(1 << 10));
     }
 
     #[test]
@@ -232,9 +314,11 @@ mod tests {
         let choices = Choices {
             eager_bytes: Some(8 << 10),
             piece_bytes: Some(32 << 10),
-            run_packets: None,
+            whole_bytes: Some(16 << 10),
+            ..Choices::default()
         };
-        let text = "messages are sent in one piece up to 8 KiB, longer ones in pieces of 32 KiB";
+        let text = "messages are sent in one piece up to 8 KiB, longer ones in pieces of 32 KiB, MPI \
+                    sends up to 16 KiB whole";
         assert_eq!(description(&choices), text);
     }
 }
