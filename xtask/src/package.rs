@@ -158,7 +158,7 @@ fn pack(
     let mut pack = Command::new("dpkg-deb");
     pack.args(["--root-owner-group", "--build"]);
     if arguments.profile == "dev" {
-        pack.arg("-Znone");
+        pack.args(["-Zxz", "-z0"]);
     }
     // Files get the time of the commit, so that two packages of one commit are identical.
     if let Some(time) = commit_time() {

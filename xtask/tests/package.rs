@@ -118,42 +118,8 @@ fn why_not() -> Option<&'static str> {
     }
 }
 
-/// Debian's checker finds no errors.
-fn check_with_lintian(packages: &[PathBuf]) {
-    let found = Command::new("lintian")
-        .args([
-            "--allow-root",
-            "--fail-on",
-            "error",
-            "--tag-display-limit",
-            "0",
-        ])
-        .args(packages)
-        .output();
-    match found {
-        Ok(output) => {
-            let text = String::from_utf8_lossy(&output.stdout);
-            assert!(output.status.success(), "{text}");
-        }
-        Err(cause) => eprintln!("SKIPPED: lintian cannot be started: {cause} (package lintian)"),
-    }
-}
-
-#[test]
-fn the_package_is_installed_used_and_removed_in_a_clean_root() {
-    if let Some(reason) = why_not() {
-        eprintln!("SKIPPED: {reason}");
-        return;
-    }
-    let place = tempfile::tempdir().expect("a directory");
-    run(Command::new(env!("CARGO_BIN_EXE_xtask"))
-        .args(["package", "--profile", "dev", "--output"])
-        .arg(place.path()));
-    let packages: Vec<PathBuf> = fs::read_dir(place.path())
-        .expect("a folder")
-        .map(|entry| entry.expect("an entry").path())
-        .collect();
-    assert_eq!(packages.len(), 3, "{packages:?}");
+/// Each package has its files, with modes for all users, and names the packages that it needs.
+fn check_packages(packages: &[PathBuf]) {
     let package = |name: &str| {
         let is_it = |file: &&PathBuf| file.to_string_lossy().contains(&format!("/{name}_"));
         packages.iter().find(is_it).expect("it was built")
@@ -211,6 +177,45 @@ fn the_package_is_installed_used_and_removed_in_a_clean_root() {
             assert!(is_link || words[0].as_bytes()[5] == b'-', "{line}");
         }
     }
+}
+
+/// Debian's checker finds no errors.
+fn check_with_lintian(packages: &[PathBuf]) {
+    let found = Command::new("lintian")
+        .args([
+            "--allow-root",
+            "--fail-on",
+            "error",
+            "--tag-display-limit",
+            "0",
+        ])
+        .args(packages)
+        .output();
+    match found {
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success(), "{text}");
+        }
+        Err(cause) => eprintln!("SKIPPED: lintian cannot be started: {cause} (package lintian)"),
+    }
+}
+
+#[test]
+fn the_package_is_installed_used_and_removed_in_a_clean_root() {
+    if let Some(reason) = why_not() {
+        eprintln!("SKIPPED: {reason}");
+        return;
+    }
+    let place = tempfile::tempdir().expect("a directory");
+    run(Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(["package", "--profile", "dev", "--output"])
+        .arg(place.path()));
+    let packages: Vec<PathBuf> = fs::read_dir(place.path())
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    assert_eq!(packages.len(), 3, "{packages:?}");
+    check_packages(&packages);
     check_with_lintian(&packages);
 
     fs::write(place.path().join("program.c"), PROGRAM).expect("a file");

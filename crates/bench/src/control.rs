@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::soak::CpuTimes;
+use crate::machine::CpuTimes;
 use crate::statistics::OneWay;
 use crate::subject::Subject;
 use crate::traffic::MemoryTraffic;

@@ -20,11 +20,12 @@ use serde::Serialize;
 
 use crate::command::SetupArgs;
 use crate::conditions::{closing_line, on_machine, places, progress_bar};
-use crate::launch::{self, Entry};
+use crate::launch::Entry;
 use crate::machine::{self, Cores, Stolen};
 use crate::output::{Output, PageFile, Record};
 use crate::page::{self, Chart, Curve, Point, Scale};
 use crate::plan::{PlanError, Setup};
+use crate::soak;
 use crate::statistics::{Spread, as_float};
 use crate::subject::Subject;
 use crate::testbed::Testbed;
@@ -80,7 +81,7 @@ struct EfficiencyRow {
 
 impl Record for EfficiencyRow {
     const HEADINGS: &'static str =
-        "write|subject|link|Mbit/s|sender %|receiver %|Mbit/s per sender CPU|per receiver CPU";
+        "write|subject|link|Mbit/s|tx %|rx %|Mbit/s per CPU|+of receiver";
     const LABELS: usize = 3;
 
     fn cells(&self) -> Vec<String> {
@@ -154,7 +155,7 @@ pub(crate) fn measure(
         for one in &mut all {
             let (subject, size) = (one.entry.subject.name(), one.entry.work.size_bytes);
             progress.set_message(format!("{subject}, {}", byte_size(size)));
-            match launch::measure_soaked(&one.entry, &testbed, cores) {
+            match soak::measure(&one.entry, &testbed, cores) {
                 Ok((outcome, [sender, receiver])) => {
                     let rate = outcome.bytes_per_s.map(|bytes| bytes * 8e-6);
                     one.rounds.extend(rate.map(|rate| [rate, sender, receiver]));
@@ -170,7 +171,8 @@ pub(crate) fn measure(
     progress.finish_and_clear();
     let rows: Vec<EfficiencyRow> = all.iter().filter_map(|one| one.row(&testbed)).collect();
     output.print_records(
-        "\nstreams, sides sleep while they wait; %: of a core, by a soaker on the same core\n",
+        "\nstreams, sides sleep while they wait; tx, rx: share of the sender's and the receiver's core,\n\
+         by a soaker on it; Mbit/s per CPU: of the sender\n",
         &rows,
         "",
     )?;

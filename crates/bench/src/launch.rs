@@ -14,7 +14,6 @@ use crate::control::{Job, Outcome, Ready, SIDE_ARGUMENTS, Task, Verdict};
 use crate::failure::RunError;
 use crate::machine::Cores;
 use crate::remote::{FIRST_ENDPOINT, RemoteWorker};
-use crate::soak::Soakers;
 use crate::subject::Subject;
 use crate::testbed::Testbed;
 use crate::work::{Carrier, Placement, Role, Workload};
@@ -48,23 +47,6 @@ pub fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<Outcome
     measure_in(entry, testbed, cores, &[])
 }
 
-/// Runs a measurement next to soakers, and returns also the share of its core that each side used.
-pub fn measure_soaked(
-    entry: &Entry,
-    testbed: &Testbed,
-    cores: Cores,
-) -> Result<(Outcome, [f64; 2]), RunError> {
-    let mut sides = Sides::start(entry, testbed, cores, &[])?;
-    let mut soakers = Soakers::start(cores)?;
-    soakers.begin()?;
-    let outcomes = sides.run(entry.work.duration + SLACK);
-    let times = soakers.end()?;
-    let [lead, follow] = outcomes?;
-    let share = |of: &Outcome, times| of.cpu.utilisation(times).unwrap_or(0.0);
-    let shares = [share(&lead, times[0]), share(&follow, times[1])];
-    Ok((joined(lead, follow), shares))
-}
-
 /// Runs a measurement whose local sides have further environment variables.
 pub fn measure_in(
     entry: &Entry,
@@ -78,7 +60,7 @@ pub fn measure_in(
 }
 
 /// Adds what both sides have measured to the result of the leading one.
-fn joined(mut lead: Outcome, follow: Outcome) -> Outcome {
+pub(crate) fn joined(mut lead: Outcome, follow: Outcome) -> Outcome {
     lead.cpu_ns_per_message += follow.cpu_ns_per_message;
     lead.remarks.extend(follow.remarks);
     lead.moved = lead.moved.zip(follow.moved).map(|(own, other)| own + other);
@@ -86,13 +68,13 @@ fn joined(mut lead: Outcome, follow: Outcome) -> Outcome {
 }
 
 /// The two sides of a measurement, or the only process of one whose sides are threads.
-struct Sides {
+pub(crate) struct Sides {
     lead: Worker,
     follow: Option<Worker>,
 }
 
 impl Sides {
-    fn start(
+    pub(crate) fn start(
         entry: &Entry,
         testbed: &Testbed,
         cores: Cores,
@@ -120,7 +102,7 @@ impl Sides {
     }
 
     /// Connects both sides and returns the result of each.
-    fn run(&mut self, limit: Duration) -> Result<[Outcome; 2], RunError> {
+    pub(crate) fn run(&mut self, limit: Duration) -> Result<[Outcome; 2], RunError> {
         let lead = &mut self.lead;
         let of_lead = lead.recv::<Ready>(SLACK)?;
         let Some(follow) = &mut self.follow else {

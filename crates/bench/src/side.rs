@@ -8,14 +8,14 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::channel::{Channel, broken};
 use crate::control::{Job, Outcome, Task, Verdict};
-use crate::machine::enter_namespace;
+use crate::machine::{CpuTimes, enter_namespace};
 use crate::peers::frames::Frames;
 use crate::peers::readv::Readv;
 use crate::peers::shm::Shm;
 use crate::peers::udp::Udp;
 use crate::peers::udp_gso::UdpGso;
 use crate::peers::{pipe, tcp, unix};
-use crate::soak::{self, CpuTimes};
+use crate::soak;
 use crate::stdio::{meet, recv, send};
 use crate::subject::Subject;
 use crate::work::{Kind, Role};

@@ -13,62 +13,19 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use nix::sys::resource::{Usage, UsageWho, getrusage};
 use rustix::process::nice;
-use serde::{Deserialize, Serialize};
 
-use crate::control::{Ready, SIDE_ARGUMENTS, Task};
+use crate::control::{Outcome, Ready, SIDE_ARGUMENTS, Task};
 use crate::failure::RunError;
-use crate::launch::{SLACK, Worker};
-use crate::machine::{self, Cores};
-use crate::statistics::as_float;
+use crate::launch::{Entry, SLACK, Sides, Worker, joined};
+use crate::machine::{self, Cores, CpuTimes};
 use crate::stdio;
+use crate::testbed::Testbed;
 
 /// The lowest priority of ordinary processes.
 const LOWEST: i32 = 19;
 /// Steps of the computation between two looks at the flag: a few microseconds.
 const STEPS: u32 = 2000;
-
-/// Processor time of a process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CpuTimes {
-    pub user_ns: u64,
-    pub system_ns: u64,
-}
-
-impl CpuTimes {
-    /// Returns the times of this process, with all threads.
-    #[must_use]
-    pub fn own() -> CpuTimes {
-        let ns = |time: nix::sys::time::TimeVal| {
-            let part = |number: i64| u64::try_from(number).unwrap_or(0);
-            part(time.tv_sec()) * 1_000_000_000 + part(time.tv_usec()) * 1000
-        };
-        let times = |usage: Usage| CpuTimes {
-            user_ns: ns(usage.user_time()),
-            system_ns: ns(usage.system_time()),
-        };
-        getrusage(UsageWho::RUSAGE_SELF).map_or_else(|_| CpuTimes::default(), times)
-    }
-
-    /// Returns the times since an earlier reading.
-    #[must_use]
-    pub fn since(self, earlier: CpuTimes) -> CpuTimes {
-        CpuTimes {
-            user_ns: self.user_ns.saturating_sub(earlier.user_ns),
-            system_ns: self.system_ns.saturating_sub(earlier.system_ns),
-        }
-    }
-
-    /// Returns the share of a core that this side used for communication, given the times of the
-    /// soaker on the same core. `None` if neither ran.
-    #[must_use]
-    pub fn utilisation(self, soaker: CpuTimes) -> Option<f64> {
-        let communication = self.user_ns + self.system_ns + soaker.system_ns;
-        let all = communication + soaker.user_ns;
-        (all > 0).then(|| as_float(communication) / as_float(all))
-    }
-}
 
 /// Computes on a core from the parent's first message to the second, and sends the times.
 pub(crate) fn run(core: usize) -> io::Result<()> {
@@ -127,28 +84,19 @@ impl Soakers {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn system_time_of_the_soaker_belongs_to_communication() {
-        let times = |user_ns, system_ns| CpuTimes { user_ns, system_ns };
-        let side = times(10, 30);
-        // The paper's formula: (10 + 30 + 20) / (10 + 30 + 20 + 40).
-        assert_eq!(side.utilisation(times(40, 20)), Some(0.6));
-        assert_eq!(side.utilisation(times(0, 0)), Some(1.0));
-        assert_eq!(times(0, 0).utilisation(times(0, 0)), None);
-        assert_eq!(side.since(times(4, 50)), times(6, 0));
-    }
-
-    #[test]
-    fn time_passes_in_this_process() {
-        let before = CpuTimes::own();
-        let mut number = 0_u64;
-        while CpuTimes::own().since(before).user_ns == 0 {
-            number = black_box(number + 1);
-        }
-        assert!(number > 0);
-    }
+/// Runs a measurement next to soakers, and returns also the share of its core that each side used.
+pub fn measure(
+    entry: &Entry,
+    testbed: &Testbed,
+    cores: Cores,
+) -> Result<(Outcome, [f64; 2]), RunError> {
+    let mut sides = Sides::start(entry, testbed, cores, &[])?;
+    let mut soakers = Soakers::start(cores)?;
+    soakers.begin()?;
+    let outcomes = sides.run(entry.work.duration + SLACK);
+    let times = soakers.end()?;
+    let [lead, follow] = outcomes?;
+    let share = |of: &Outcome, times| of.cpu.utilisation(times).unwrap_or(0.0);
+    let shares = [share(&lead, times[0]), share(&follow, times[1])];
+    Ok((joined(lead, follow), shares))
 }

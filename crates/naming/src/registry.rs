@@ -108,7 +108,7 @@ pub struct Owner {
     pub ports: Ports,
 }
 
-/// What to do about a directory that others can change. A sticky one, such as /tmp, is meant to be
+/// The advice for a directory that others can change. A sticky one, such as /tmp, is meant to be
 /// shared.
 fn remedy(mode: u32) -> &'static str {
     match mode & 0o1000 {

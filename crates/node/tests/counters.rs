@@ -98,7 +98,7 @@ fn a_message_wakes_its_receiver_at_most_once_and_a_read_its_sender_at_most_once(
     let directory = tempfile::tempdir().expect("a directory");
     let open = || {
         let config = Config::local(NodeId(1), directory.path().join("dipole"));
-        // Every wait sleeps, so that there is somebody to wake.
+        // Every wait sleeps, so that messages wake it.
         let config = Config {
             links: Links::Shm,
             spin: Duration::ZERO,
@@ -122,7 +122,10 @@ fn a_message_wakes_its_receiver_at_most_once_and_a_read_its_sender_at_most_once(
     let mut messages = 0;
     // Until a wait has slept, at least 100 messages.
     while messages < 100 || wakeups(&nodes[0]) == before[0].0 {
-        assert!(begun.elapsed() < PATIENCE, "no message has woken anybody");
+        assert!(
+            begun.elapsed() < PATIENCE,
+            "no message has woken its receiver"
+        );
         std::thread::scope(|scope| {
             let receiving = scope.spawn(|| to.receive_timeout(PATIENCE));
             std::thread::yield_now();

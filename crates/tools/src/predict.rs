@@ -296,16 +296,7 @@ fn supersteps(
             let Some(parameters) = machine.at(p) else {
                 continue;
             };
-            let parameters = match arguments.pattern {
-                None => parameters,
-                Some(relation) => parameters.with_pattern(relation.pattern()).ok_or_else(|| {
-                    format!(
-                        "contention of {p} ranks over {} was not measured; run dipole calibrate \
-                         supersteps again",
-                        profile.link
-                    )
-                })?,
-            };
+            let parameters = of_relation(parameters, arguments.pattern, &profile.link)?;
             is_empty = false;
             let told = Program::of(arguments, parameters, alone, at_once(p));
             if json {
@@ -354,6 +345,25 @@ fn supersteps(
         )?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the parameters for a relation.
+fn of_relation(
+    parameters: Parameters,
+    relation: Option<Relation>,
+    link: &str,
+) -> Result<Parameters, Failure> {
+    let Some(relation) = relation else {
+        return Ok(parameters);
+    };
+    let found = parameters.with_pattern(relation.pattern());
+    found.ok_or_else(|| {
+        Failure::from(format!(
+            "contention of {} ranks over {link} was not measured; run dipole calibrate supersteps \
+             again",
+            parameters.p
+        ))
+    })
 }
 
 /// Predicts a traced program, with its own number of ranks and with others.

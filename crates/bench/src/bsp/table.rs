@@ -111,7 +111,7 @@ fn relations(rows: &[Row]) -> String {
     )
 }
 
-/// What contention costs: relations of the same h relative to one in which no messages meet.
+/// Table of contention: relations of the same h relative to one in which no messages meet.
 fn contention(rows: &[Row]) -> String {
     let mut table = new_table("subject|link|p|one to many, ns/B|many to one|exchange", 2);
     let mut is_empty = true;

@@ -2,7 +2,7 @@
 //!
 //! Every candidate is measured in single trips, in turns, by new processes that read it from a
 //! profile as any program does. The best one by geometric mean is chosen if it beats the built-in
-//! values by more than [`GAIN`], so that noise changes nothing.
+//! values by more than 3 %, so that noise changes nothing.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,6 +10,7 @@ use std::time::Duration;
 use dipole_model::Choices;
 use dipole_model::{Profile, ProfileError};
 
+use super::crossover::{best, crossover};
 use super::{measure, sockets};
 use crate::calibrate::side::{Metric, Sample};
 use crate::control::Part;
@@ -20,8 +21,6 @@ use crate::testbed::Testbed;
 use crate::work::{Carrier, name_of};
 use dipole_page::byte_size;
 
-/// Minimum gain of a candidate over the built-in values.
-const GAIN: f64 = 0.03;
 const ROUNDS: usize = 3;
 const EACH: Duration = Duration::from_millis(15);
 /// Candidates for the longest message in one piece; at most the initial credit of an edge.
@@ -198,49 +197,6 @@ pub(super) fn keep(
     profile.save_to(folder)
 }
 
-/// Returns the longest message for which the method for short ones should be used, of these limits,
-/// from the times of both methods. `None` if the built-in limit is as good.
-pub(super) fn crossover(
-    lengths: &[usize],
-    (built_in, limits): (usize, &[usize]),
-    short: &[f64],
-    long: &[f64],
-) -> Option<usize> {
-    let times = |limit: usize| -> Vec<f64> {
-        let both = lengths.iter().zip(short.iter().zip(long));
-        both.map(|(length, (short, long))| if *length <= limit { *short } else { *long })
-            .collect()
-    };
-    let limits: Vec<usize> = [built_in]
-        .into_iter()
-        .chain(limits.iter().copied())
-        .collect();
-    let all: Vec<Vec<f64>> = limits.iter().map(|limit| times(*limit)).collect();
-    match best(&all) {
-        0 => None,
-        other => Some(limits[other]),
-    }
-}
-
-/// Returns the candidate with the smallest geometric mean over all lengths, or the first one unless
-/// another is clearly faster.
-fn best(times: &[Vec<f64>]) -> usize {
-    let cost = |times: &Vec<f64>| times.iter().map(|ns| ns.max(1.0).ln()).sum::<f64>();
-    let costs: Vec<f64> = times.iter().map(cost).collect();
-    let least = (0..costs.len()).min_by(|one, other| costs[*one].total_cmp(&costs[*other]));
-    let Some(least) = least else { return 0 };
-    // A crossover changes the method of a few lengths. Each of these must gain this much.
-    let moved = times[least]
-        .iter()
-        .zip(&times[0])
-        .filter(|(one, usual)| one != usual);
-    let enough = (1.0 + GAIN).ln() * moved.count() as f64;
-    match costs[0] - costs[least] > enough {
-        true => least,
-        false => 0,
-    }
-}
-
 pub(super) fn description(choices: &Choices) -> String {
     let Choices {
         eager_bytes,
@@ -272,41 +228,6 @@ pub(super) fn description(choices: &Choices) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_crossover_is_where_the_times_cross_if_that_gains_enough() {
-        let lengths = &EAGER_LENGTHS;
-        let long: Vec<f64> = lengths
-            .iter()
-            .map(|bytes| 3000.0 + 0.05 * *bytes as f64)
-            .collect();
-        let whole = |each: f64| -> Vec<f64> {
-            lengths
-                .iter()
-                .map(|bytes| 300.0 + each * *bytes as f64)
-                .collect()
-        };
-        // Both methods are equal at 2700 / (each - 0.05).
-        let limits = (Choices::BUILT_IN_EAGER_BYTES, &EAGER_BYTES[..]);
-        let found = |each| crossover(lengths, limits, &whole(each), &long);
-        assert_eq!(found(0.7), Some(4 << 10));
-        assert_eq!(found(0.09), Some(31 << 10));
-        assert_eq!(found(0.18), None, "it is built in");
-        assert_eq!(found(5.0), Some(1 << 10));
-    }
-
-    #[test]
-    fn noise_changes_nothing() {
-        let usual = vec![1000.0, 2000.0];
-        assert_eq!(best(&[usual.clone(), vec![990.0, 1990.0]]), 0);
-        assert_eq!(
-            best(&[usual.clone(), vec![1000.0, 1900.0]]),
-            1,
-            "one length, by 5 %"
-        );
-        assert_eq!(best(&[usual, vec![900.0, 1900.0], vec![800.0, 1700.0]]), 2);
-        assert_eq!(best(&[]), 0);
-    }
 
     #[test]
     fn choices_have_a_description() {

@@ -11,6 +11,7 @@
 mod check;
 mod choices;
 pub mod copies;
+mod crossover;
 mod job;
 pub mod parameters;
 pub mod side;

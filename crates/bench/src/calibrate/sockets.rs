@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use dipole_model::Choices;
 
-use super::choices::crossover;
+use super::crossover::crossover;
 use crate::failure::RunError;
 use crate::launch::{self, Entry};
 use crate::machine::Cores;

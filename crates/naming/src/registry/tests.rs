@@ -293,7 +293,7 @@ fn a_directory_that_others_can_change_or_own_is_refused() {
     let refused = Registry::open(&open, NodeId(1)).unwrap_err();
     assert!(matches!(refused, RegistryError::OpenToOthers { .. }));
     assert!(refused.to_string().contains("chmod go-w"), "{refused}");
-    // Nobody should do that to /tmp.
+    // On /tmp that would lock out all other users.
     std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o1777)).unwrap();
     let shared = Registry::open(&open, NodeId(1)).unwrap_err().to_string();
     assert!(
