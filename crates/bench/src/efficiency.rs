@@ -18,13 +18,13 @@ use clap::Args;
 use dipole_page::byte_size;
 use serde::Serialize;
 
-use crate::command::SetupArgs;
 use crate::conditions::{closing_line, on_machine, places, progress_bar};
 use crate::launch::Entry;
 use crate::machine::{self, Cores, Stolen};
 use crate::output::{Output, PageFile, Record};
 use crate::page::{self, Chart, Curve, Point, Scale};
 use crate::plan::{PlanError, Setup};
+use crate::setup::SetupArgs;
 use crate::soak;
 use crate::statistics::{Spread, as_float};
 use crate::subject::Subject;
