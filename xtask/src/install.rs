@@ -268,7 +268,11 @@ fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
     let provider = built.join("libdipole_fi.so");
     items.push(Item::new(PROVIDER, Content::Built(provider), PROGRAM));
     let preloaded = Content::Built(built.join("libdipole_sockets.so"));
-    items.push(Item::new("lib/libdipole-sockets.so", preloaded, PROGRAM));
+    items.push(Item::new(
+        "lib/dipole/libdipole-sockets.so",
+        preloaded,
+        PROGRAM,
+    ));
     for script in ["bspcc", "bsprun"] {
         let from = root().join("crates/bsp-capi/bin").join(script);
         items.push(Item::new(format!("bin/{script}"), copy(&from), PROGRAM));

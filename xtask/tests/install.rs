@@ -108,7 +108,7 @@ const INSTALLED: [(&str, u32); 31] = [
     ("lib/libbsp.so.0", 0o755),
     ("lib/pkgconfig/bsp.pc", 0o644),
     ("lib/libfabric/libdipole-fi.so", 0o755),
-    ("lib/libdipole-sockets.so", 0o755),
+    ("lib/dipole/libdipole-sockets.so", 0o755),
     ("lib/libdipole.a", 0o644),
     ("lib/libdipole.so", 0o755),
     ("lib/libdipole.so.0", 0o755),

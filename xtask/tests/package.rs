@@ -140,7 +140,7 @@ fn check_packages(packages: &[PathBuf]) {
             &[
                 "./usr/bin/dipole",
                 "./usr/sbin/dipole-broker",
-                "./usr/lib/libdipole-sockets.so",
+                "./usr/lib/dipole/libdipole-sockets.so",
                 "./usr/lib/systemd/user/dipole-agent.service",
                 "./usr/lib/systemd/system/dipole-broker.service",
                 "./usr/share/doc/dipole/copyright",

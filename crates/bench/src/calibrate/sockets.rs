@@ -33,7 +33,7 @@ const EACH: Duration = Duration::from_millis(60);
 pub fn library() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?.canonicalize().ok()?;
     let folder = program.parent()?;
-    let installed = folder.join("../lib/libdipole-sockets.so");
+    let installed = folder.join("../lib/dipole/libdipole-sockets.so");
     let built = folder.join("libdipole_sockets.so");
     [installed, built]
         .into_iter()
