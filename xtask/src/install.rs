@@ -27,6 +27,8 @@ pub(crate) const INSTALLED: [&str; 6] = [
     "dipole-fabric",
     "dipole-sockets",
 ];
+/// Libraries for C, shared and static.
+const LIBRARIES: [&str; 2] = ["dipole", "bsp"];
 /// Headers for C and Fortran.
 const HEADERS: [&str; 6] = [
     "dipole.h",
@@ -154,6 +156,13 @@ pub(crate) fn put_all(built: &Path, prefix: &Path, to: &Path) -> Result<Vec<Path
     for item in &items {
         put(to, item)?;
     }
+    for name in LIBRARIES {
+        let library = built.join(format!("lib{name}.so"));
+        let archive = to.join(format!("lib/lib{name}.a"));
+        if let Err(failure) = keep_interface(&library, &archive) {
+            eprintln!("xtask: {} stays large: {failure}", archive.display());
+        }
+    }
     // Static libraries keep the symbols for linking.
     for (mode, what) in [(PROGRAM, "--strip-unneeded"), (DATA, "--strip-debug")] {
         let built = items
@@ -163,6 +172,38 @@ pub(crate) fn put_all(built: &Path, prefix: &Path, to: &Path) -> Result<Vec<Path
         strip(&built, what);
     }
     Ok(items.into_iter().map(|item| item.to).collect())
+}
+
+/// Replaces the objects of a static library by one with the code that the functions of the shared
+/// library need. Its other symbols become local, so that they clash with no other library.
+fn keep_interface(library: &Path, archive: &Path) -> Result<(), Failure> {
+    let place = tempfile::tempdir().map_err(at(&std::env::temp_dir()))?;
+    let mut names = Command::new("nm");
+    names.args(["--dynamic", "--defined-only", "--format=posix"]);
+    let names = output_of(names.arg(library))
+        .ok_or_else(|| Failure::Text("nm failed or is missing (package binutils)".to_owned()))?;
+    let names = names
+        .lines()
+        .filter_map(|line| line.split(['@', ' ']).next());
+    let names: Vec<&str> = names.filter(|name| !name.starts_with('_')).collect();
+    let (list, object) = (place.path().join("names"), place.path().join("all.o"));
+    fs::write(&list, names.join("\n")).map_err(at(&list))?;
+    let mut link = Command::new("ld");
+    link.args(["-r", "--gc-sections"]);
+    link.args(names.iter().flat_map(|name| ["-u", *name]));
+    run(link.arg(archive).arg("-o").arg(&object))?;
+    let mut hide = Command::new("objcopy");
+    hide.arg("--keep-global-symbols").arg(&list);
+    // Code for link-time optimisation, which no other compiler reads.
+    hide.args([
+        "--remove-section",
+        ".llvmbc",
+        "--remove-section",
+        ".llvmcmd",
+    ]);
+    run(hide.arg(&object))?;
+    fs::remove_file(archive).map_err(at(archive))?;
+    run(Command::new("ar").arg("rcsD").arg(archive).arg(&object))
 }
 
 /// Removes symbols from files. They stay as they are, with a message, if that fails.
@@ -221,13 +262,17 @@ fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
         Content::Built(broker),
         PROGRAM,
     ));
-    for name in ["dipole", "bsp"] {
+    for name in LIBRARIES {
         items.extend(library(built, name));
     }
     let provider = built.join("libdipole_fi.so");
     items.push(Item::new(PROVIDER, Content::Built(provider), PROGRAM));
     let preloaded = Content::Built(built.join("libdipole_sockets.so"));
-    items.push(Item::new("lib/libdipole-sockets.so", preloaded, PROGRAM));
+    items.push(Item::new(
+        "lib/dipole/libdipole-sockets.so",
+        preloaded,
+        PROGRAM,
+    ));
     for script in ["bspcc", "bsprun"] {
         let from = root().join("crates/bsp-capi/bin").join(script);
         items.push(Item::new(format!("bin/{script}"), copy(&from), PROGRAM));

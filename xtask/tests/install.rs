@@ -108,7 +108,7 @@ const INSTALLED: [(&str, u32); 31] = [
     ("lib/libbsp.so.0", 0o755),
     ("lib/pkgconfig/bsp.pc", 0o644),
     ("lib/libfabric/libdipole-fi.so", 0o755),
-    ("lib/libdipole-sockets.so", 0o755),
+    ("lib/dipole/libdipole-sockets.so", 0o755),
     ("lib/libdipole.a", 0o644),
     ("lib/libdipole.so", 0o755),
     ("lib/libdipole.so.0", 0o755),
@@ -186,7 +186,7 @@ impl Installation {
                 format!("-L{}", self.prefix.join("lib").display()),
                 format!("-l{package}"),
             ];
-            let system = ["-lpthread", "-lm", "-ldl"].map(str::to_owned);
+            let system = ["-lgcc_eh", "-lpthread", "-lm", "-ldl"].map(str::to_owned);
             (shared.clone(), [shared, system.to_vec()].concat())
         });
         let archive = self.prefix.join(format!("lib/lib{package}.a"));
@@ -212,10 +212,24 @@ impl Installation {
     /// Compiles a C program with each kind of library.
     fn compile_c(&self, package: &str, source: &str, names: [&str; 2]) {
         let Flags { shared, archived } = self.flags(package);
-        for (name, flags) in names.into_iter().zip([shared, archived]) {
+        let wholly = [vec!["-static".to_owned()], archived.clone()].concat();
+        let without_libraries = format!("{}-wholly", names[1]);
+        let all = [names[0], names[1], &without_libraries];
+        for (name, flags) in all.into_iter().zip([shared, archived, wholly]) {
             let flags = [vec![source.to_owned()], flags].concat();
             self.compile(Path::new("cc"), name, &flags);
         }
+        // Other libraries in Rust may be linked to the same program.
+        let archive = self.prefix.join(format!("lib/lib{package}.a"));
+        let names = run(Command::new("nm")
+            .args(["-g", "--defined-only"])
+            .arg(&archive));
+        let own = |name: &&str| !name.starts_with("_ZN") && !name.starts_with("rust_");
+        let names: Vec<&str> = names
+            .lines()
+            .filter_map(|line| line.split(' ').nth(2))
+            .collect();
+        assert!(names.len() > 20 && names.iter().all(own), "{names:?}");
     }
 
     fn bsprun(&self, options: &[&str], program: &str) -> Command {

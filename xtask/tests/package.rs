@@ -33,8 +33,8 @@ exec chroot "$1/system" /bin/sh -exc '
     PATH=/usr/sbin:/usr/bin:/sbin:/bin
     # The index of all pages of the system takes long and is not ours.
     rm -f /var/lib/man-db/auto-update
-    dpkg --install dipole_*.deb
-    dpkg --verify dipole
+    dpkg --install *.deb
+    dpkg --verify dipole libdipole0 libdipole-dev
     dipole --version
     DIPOLE_RUNTIME_DIR=/tmp/runtime dipole doctor
     DIPOLE_RUNTIME_DIR=/tmp/runtime dipole recv 7 --out copy & dipole_recv=$!
@@ -49,7 +49,7 @@ exec chroot "$1/system" /bin/sh -exc '
 int main(void) { bsp_begin(bsp_nprocs()); bsp_end(); return 0; }" >bsp.c
     bspcc -o bsp bsp.c && ldd ./bsp | grep libbsp && bsprun -npes 2 ./bsp
     dipole mpi-env openmpi | grep FI_PROVIDER_PATH
-    dpkg --remove dipole
+    dpkg --remove dipole libdipole-dev libdipole0
     ! [ -e /usr/bin/dipole ] && ! [ -e /usr/include/dipole.h ] && echo nothing is left
 '
 "##;
@@ -118,6 +118,88 @@ fn why_not() -> Option<&'static str> {
     }
 }
 
+/// Each package has its files, with modes for all users, and names the packages that it needs.
+fn check_packages(packages: &[PathBuf]) {
+    let package = |name: &str| {
+        let is_it = |file: &&PathBuf| file.to_string_lossy().contains(&format!("/{name}_"));
+        packages.iter().find(is_it).expect("it was built")
+    };
+    let fields = |name| run(Command::new("dpkg-deb").arg("--field").arg(package(name)));
+    for (name, needs) in [
+        ("dipole", "libc6 (>= "),
+        ("libdipole0", "libc6 (>= "),
+        ("libdipole-dev", "libdipole0 (= "),
+    ] {
+        let fields = fields(name);
+        let depends = fields.lines().find(|line| line.starts_with("Depends:"));
+        assert!(depends.is_some_and(|line| line.contains(needs)), "{fields}");
+    }
+    for (name, files) in [
+        (
+            "dipole",
+            &[
+                "./usr/bin/dipole",
+                "./usr/sbin/dipole-broker",
+                "./usr/lib/dipole/libdipole-sockets.so",
+                "./usr/lib/systemd/user/dipole-agent.service",
+                "./usr/lib/systemd/system/dipole-broker.service",
+                "./usr/share/doc/dipole/copyright",
+            ][..],
+        ),
+        (
+            "libdipole0",
+            &[
+                "./usr/lib/libdipole.so.0 -> libdipole.so.",
+                "./usr/lib/libbsp.so.0 -> libbsp.so.",
+                "./usr/lib/libfabric/libdipole-fi.so",
+            ],
+        ),
+        (
+            "libdipole-dev",
+            &[
+                "./usr/include/dipole.h",
+                "./usr/lib/libdipole.a",
+                "./usr/lib/libdipole.so -> libdipole.so.0",
+                "./usr/share/man/man3/dp_open.3.gz",
+            ],
+        ),
+    ] {
+        let contents = run(Command::new("dpkg-deb")
+            .arg("--contents")
+            .arg(package(name)));
+        for file in files {
+            assert!(contents.contains(file), "{name} {file}: {contents}");
+        }
+        for line in contents.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            assert_eq!(words[1], "root/root", "{line}");
+            let is_link = words[0].starts_with('l');
+            assert!(is_link || words[0].as_bytes()[5] == b'-', "{line}");
+        }
+    }
+}
+
+/// Debian's checker finds no errors.
+fn check_with_lintian(packages: &[PathBuf]) {
+    let found = Command::new("lintian")
+        .args([
+            "--allow-root",
+            "--fail-on",
+            "error",
+            "--tag-display-limit",
+            "0",
+        ])
+        .args(packages)
+        .output();
+    match found {
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success(), "{text}");
+        }
+        Err(cause) => eprintln!("SKIPPED: lintian cannot be started: {cause} (package lintian)"),
+    }
+}
+
 #[test]
 fn the_package_is_installed_used_and_removed_in_a_clean_root() {
     if let Some(reason) = why_not() {
@@ -128,38 +210,13 @@ fn the_package_is_installed_used_and_removed_in_a_clean_root() {
     run(Command::new(env!("CARGO_BIN_EXE_xtask"))
         .args(["package", "--profile", "dev", "--output"])
         .arg(place.path()));
-    let packages: Vec<_> = fs::read_dir(place.path())
+    let packages: Vec<PathBuf> = fs::read_dir(place.path())
         .expect("a folder")
         .map(|entry| entry.expect("an entry").path())
         .collect();
-    assert_eq!(packages.len(), 1, "{packages:?}");
-    let fields = run(Command::new("dpkg-deb").arg("--field").arg(&packages[0]));
-    let depends = fields.lines().find(|line| line.starts_with("Depends:"));
-    assert!(
-        depends.is_some_and(|line| line.contains("libc6 (>= ")),
-        "{fields}"
-    );
-    let contents = run(Command::new("dpkg-deb").arg("--contents").arg(&packages[0]));
-    for file in [
-        "./usr/bin/dipole",
-        "./usr/sbin/dipole-broker",
-        "./usr/lib/libdipole.so.0 -> libdipole.so.",
-        "./usr/lib/libfabric/libdipole-fi.so",
-        "./usr/lib/libdipole-sockets.so",
-        "./usr/lib/systemd/user/dipole-agent.service",
-        "./usr/lib/systemd/system/dipole-broker.service",
-        "./usr/include/dipole.h",
-        "./usr/share/man/man3/dp_open.3.gz",
-        "./usr/share/doc/dipole/copyright",
-    ] {
-        assert!(contents.contains(file), "{file}: {contents}");
-    }
-    for line in contents.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        assert_eq!(words[1], "root/root", "{line}");
-        let is_link = words[0].starts_with('l');
-        assert!(is_link || words[0].as_bytes()[5] == b'-', "{line}");
-    }
+    assert_eq!(packages.len(), 3, "{packages:?}");
+    check_packages(&packages);
+    check_with_lintian(&packages);
 
     fs::write(place.path().join("program.c"), PROGRAM).expect("a file");
     let mount = tempfile::tempdir().expect("a directory");

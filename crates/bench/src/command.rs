@@ -7,13 +7,14 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-use crate::machine;
+use crate::efficiency::{self, EfficiencyArgs};
 use crate::output::Output;
-use crate::plan::{self, FlowWork, Group, LinkName, PlanError, PointWork, Setup};
+use crate::plan::{self, FlowWork, Group, PlanError, PointWork, Setup};
 use crate::remote::{self, Remote, RemoteArgs, ServerArgs};
 use crate::run::{self, NoExternals};
+use crate::setup::SetupArgs;
 use crate::subject::Subject;
-use crate::testbed::{On, Testbed};
+use crate::testbed::Testbed;
 use crate::work::Kind;
 
 /// Compare Dipole with plain sockets and plain memory
@@ -47,53 +48,11 @@ enum BenchKind {
     Get(MemoryArgs),
     /// Fetch-and-add on the other side's memory, compared with messages
     Atomic(MemoryArgs),
+    /// Throughput, utilisation and efficiency of streams over the length of writes, with a soaker on
+    /// the core of each side
+    Efficiency(EfficiencyArgs),
     /// Take part in benches of other nodes, one after the other, until a signal
     Server(ServerArgs),
-}
-
-/// Options of all kinds: where and how long.
-#[derive(Args, Debug)]
-pub struct SetupArgs {
-    /// Link for Dipole's messages
-    #[arg(long, value_enum, default_value_t = LinkName::Auto)]
-    link: LinkName,
-    /// Where the two sides run
-    #[arg(long, value_enum, default_value_t = On::Auto)]
-    on: On,
-    /// Duration of each measurement [default: 1; 0.2 in the standard table, 0.05 for a point of a figure]
-    #[arg(long, value_parser = seconds)]
-    seconds: Option<f64>,
-    /// Number of rounds in which each subject takes its turn; medians and spreads are over these
-    /// [default: 5; in the standard table 3 to 5 and for a point of a figure 2 or 3, as long as they
-    /// differ and time is left]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    rounds: Option<u32>,
-    /// One short round and few sizes, to see that everything works
-    #[arg(long)]
-    quick: bool,
-    /// All columns, however wide the terminal
-    #[arg(long)]
-    wide: bool,
-}
-
-impl SetupArgs {
-    /// Returns the setup of a measurement on this host.
-    pub fn setup(&self) -> Setup {
-        Setup {
-            link: self.link,
-            on: self.on,
-            is_remote: false,
-            has_bpf: matches!(self.on, On::Auto | On::Veth) && machine::has_bpf(),
-            seconds: self.seconds,
-            rounds: self.rounds,
-            quick: self.quick,
-        }
-    }
-
-    /// True if all columns are wanted.
-    pub fn is_wide(&self) -> bool {
-        self.wide
-    }
 }
 
 /// Options of all kinds of `dipole bench`.
@@ -183,13 +142,6 @@ struct MemoryArgs {
     common: CommonArgs,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(seconds) if seconds > 0.0 && seconds <= 3600.0 => Ok(seconds),
-        _ => Err("expected more than 0, at most 3600".to_owned()),
-    }
-}
-
 fn share(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(share) if (0.0..1.0).contains(&share) => Ok(share),
@@ -220,7 +172,7 @@ pub fn size(text: &str) -> Result<usize, String> {
 impl BenchArgs {
     fn common(&self) -> &CommonArgs {
         match &self.kind {
-            None | Some(BenchKind::Server(_)) => &self.table.common,
+            None | Some(BenchKind::Efficiency(_) | BenchKind::Server(_)) => &self.table.common,
             Some(BenchKind::Pingpong(flow) | BenchKind::Stream(flow) | BenchKind::Rate(flow)) => {
                 &flow.common
             }
@@ -268,7 +220,7 @@ impl BenchArgs {
             Some(BenchKind::Put(_)) => plan::memory(Subject::DipolePut, setup)?,
             Some(BenchKind::Get(_)) => plan::memory(Subject::DipoleGet, setup)?,
             Some(BenchKind::Atomic(_)) => plan::memory(Subject::DipoleAtomic, setup)?,
-            Some(BenchKind::Server(_)) => Vec::new(),
+            Some(BenchKind::Efficiency(_) | BenchKind::Server(_)) => Vec::new(),
         };
         plan::check(&groups)?;
         Ok(groups)
@@ -325,11 +277,15 @@ pub fn execute(
     out: &mut dyn Write,
 ) -> Result<ExitCode, Box<dyn Error>> {
     let common = arguments.common();
-    let wide = common.setup.wide;
+    let wide = common.setup.is_wide();
     let output = &mut Output { json, wide, out };
     if let Some(BenchKind::Server(server)) = &arguments.kind {
         remote::serve(server, output)?;
         return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(BenchKind::Efficiency(efficiency)) = &arguments.kind {
+        output.wide = efficiency.setup.is_wide();
+        return efficiency::measure(efficiency, &efficiency.setup.setup(), output);
     }
     let mut setup = common.setup.setup();
     setup.is_remote = common.remote.to.is_some();

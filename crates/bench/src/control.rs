@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::machine::CpuTimes;
 use crate::statistics::OneWay;
 use crate::subject::Subject;
 use crate::traffic::MemoryTraffic;
@@ -19,9 +20,20 @@ pub const SIDE_ARGUMENTS: [&str; 1] = ["bench-side"];
 pub enum Task {
     /// Be one of two sides of a measurement.
     Side(Job),
-    /// Be one of two sides of a calibration. With lengths, measure only single trips of messages of
-    /// these lengths.
-    Calibrate(Job, Option<Vec<usize>>),
+    /// Be one of two sides of a calibration.
+    Calibrate(Job, Part),
+    /// Compute on this core.
+    Soak(usize),
+}
+
+/// The part of a calibration to measure.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Part {
+    All,
+    /// Single trips of messages of these lengths.
+    Trips(Vec<usize>),
+    /// Messages of these lengths, sent whole or offered, until they are in the receiver's buffer.
+    Transfers(Vec<usize>),
 }
 
 /// The job of a side.
@@ -67,6 +79,9 @@ pub struct Outcome {
     pub bytes_per_s: Option<f64>,
     /// CPU time of this side only.
     pub cpu_ns_per_message: f64,
+    /// CPU time of this side from its start until its result.
+    #[serde(default)]
+    pub cpu: CpuTimes,
     pub remarks: Vec<String>,
     /// Bytes moved by the engine, for subjects that have one.
     #[serde(default)]

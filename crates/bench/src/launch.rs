@@ -44,49 +44,90 @@ impl Entry {
 
 /// Runs a measurement. The outcome includes the CPU time of both sides.
 pub fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<Outcome, RunError> {
-    let start = |role| {
-        let environment = testbed.environment(entry.place, role, entry.carrier);
-        let task = Task::Side(job(entry, testbed, cores, role));
-        let (who, _) = role.own_and_other("leading side", "following side");
-        match (role, testbed.remote()) {
-            (Role::Follow, Some(remote)) => Ok(Worker {
-                who: format!("{who} (node {})", remote.other.0),
-                place: WorkerPlace::There(remote.start(&task)?),
-            }),
-            _ => Worker::start(who.to_owned(), &SIDE_ARGUMENTS, &task, environment),
-        }
-    };
-    let mut lead = start(Role::Lead)?;
-    if entry.subject.is_threads() {
-        lead.recv::<Ready>(SLACK)?;
-        lead.send(&Ready::default())?;
-        return lead.verdict(entry.work.duration + SLACK);
+    measure_in(entry, testbed, cores, &[])
+}
+
+/// Runs a measurement whose local sides have further environment variables.
+pub fn measure_in(
+    entry: &Entry,
+    testbed: &Testbed,
+    cores: Cores,
+    further: &[(&'static str, OsString)],
+) -> Result<Outcome, RunError> {
+    let mut sides = Sides::start(entry, testbed, cores, further)?;
+    let [lead, follow] = sides.run(entry.work.duration + SLACK)?;
+    Ok(joined(lead, follow))
+}
+
+/// Adds what both sides have measured to the result of the leading one.
+pub(crate) fn joined(mut lead: Outcome, follow: Outcome) -> Outcome {
+    lead.cpu_ns_per_message += follow.cpu_ns_per_message;
+    lead.remarks.extend(follow.remarks);
+    lead.moved = lead.moved.zip(follow.moved).map(|(own, other)| own + other);
+    lead
+}
+
+/// The two sides of a measurement, or the only process of one whose sides are threads.
+pub(crate) struct Sides {
+    lead: Worker,
+    follow: Option<Worker>,
+}
+
+impl Sides {
+    pub(crate) fn start(
+        entry: &Entry,
+        testbed: &Testbed,
+        cores: Cores,
+        further: &[(&'static str, OsString)],
+    ) -> Result<Sides, RunError> {
+        let start = |role| {
+            let mut environment = testbed.environment(entry.place, role, entry.carrier);
+            environment.extend_from_slice(further);
+            let task = Task::Side(job(entry, testbed, cores, role));
+            let (who, _) = role.own_and_other("leading side", "following side");
+            match (role, testbed.remote()) {
+                (Role::Follow, Some(remote)) => Ok(Worker {
+                    who: format!("{who} (node {})", remote.other.0),
+                    place: WorkerPlace::There(remote.start(&task)?),
+                }),
+                _ => Worker::start(who.to_owned(), &SIDE_ARGUMENTS, &task, environment),
+            }
+        };
+        let lead = start(Role::Lead)?;
+        let follow = match entry.subject.is_threads() {
+            true => None,
+            false => Some(start(Role::Follow)?),
+        };
+        Ok(Sides { lead, follow })
     }
-    let mut follow = start(Role::Follow)?;
-    let (of_lead, of_follow) = (lead.recv::<Ready>(SLACK)?, follow.recv::<Ready>(SLACK)?);
-    follow.send(&of_lead)?;
-    lead.send(&of_follow)?;
-    let limit = entry.work.duration + SLACK;
-    let start = Instant::now();
-    // The side that failed knows the reason; the other has only waited for it.
-    let mut outcome = match lead.verdict(limit) {
-        Ok(outcome) => outcome,
-        Err(error) => {
-            let other = follow.verdict(Duration::ZERO);
-            return Err(match other {
-                Err(first @ RunError::Failed { .. }) => first,
-                _ => error,
-            });
-        }
-    };
-    let other = follow.verdict(limit.saturating_sub(start.elapsed()))?;
-    outcome.cpu_ns_per_message += other.cpu_ns_per_message;
-    outcome.remarks.extend(other.remarks);
-    outcome.moved = outcome
-        .moved
-        .zip(other.moved)
-        .map(|(own, other)| own + other);
-    Ok(outcome)
+
+    /// Connects both sides and returns the result of each.
+    pub(crate) fn run(&mut self, limit: Duration) -> Result<[Outcome; 2], RunError> {
+        let lead = &mut self.lead;
+        let of_lead = lead.recv::<Ready>(SLACK)?;
+        let Some(follow) = &mut self.follow else {
+            lead.send(&Ready::default())?;
+            // The result of threads covers both sides.
+            return Ok([lead.verdict(limit)?, Outcome::default()]);
+        };
+        let of_follow = follow.recv::<Ready>(SLACK)?;
+        follow.send(&of_lead)?;
+        lead.send(&of_follow)?;
+        let start = Instant::now();
+        // The side that failed knows the reason; the other has only waited for it.
+        let outcome = match lead.verdict(limit) {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                let other = follow.verdict(Duration::ZERO);
+                return Err(match other {
+                    Err(first @ RunError::Failed { .. }) => first,
+                    _ => error,
+                });
+            }
+        };
+        let other = follow.verdict(limit.saturating_sub(start.elapsed()))?;
+        Ok([outcome, other])
+    }
 }
 
 pub fn job(entry: &Entry, testbed: &Testbed, cores: Cores, role: Role) -> Job {

@@ -9,8 +9,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use dipole_link::cpu;
+use nix::sys::resource::{Usage, UsageWho, getrusage};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use rustix::time::{ClockId, Timespec, clock_gettime};
+
+use serde::{Deserialize, Serialize};
 
 use crate::statistics::{as_float, nanoseconds};
 
@@ -58,6 +61,47 @@ pub fn thread_cpu_ns() -> u64 {
 pub fn in_nanoseconds(time: Timespec) -> u64 {
     let part = |number: i64| u64::try_from(number).unwrap_or(0);
     part(time.tv_sec) * 1_000_000_000 + part(time.tv_nsec)
+}
+
+/// Processor time of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuTimes {
+    pub user_ns: u64,
+    pub system_ns: u64,
+}
+
+impl CpuTimes {
+    /// Returns the times of this process, with all threads.
+    #[must_use]
+    pub fn own() -> CpuTimes {
+        let ns = |time: nix::sys::time::TimeVal| {
+            let part = |number: i64| u64::try_from(number).unwrap_or(0);
+            part(time.tv_sec()) * 1_000_000_000 + part(time.tv_usec()) * 1000
+        };
+        let times = |usage: Usage| CpuTimes {
+            user_ns: ns(usage.user_time()),
+            system_ns: ns(usage.system_time()),
+        };
+        getrusage(UsageWho::RUSAGE_SELF).map_or_else(|_| CpuTimes::default(), times)
+    }
+
+    /// Returns the times since an earlier reading.
+    #[must_use]
+    pub fn since(self, earlier: CpuTimes) -> CpuTimes {
+        CpuTimes {
+            user_ns: self.user_ns.saturating_sub(earlier.user_ns),
+            system_ns: self.system_ns.saturating_sub(earlier.system_ns),
+        }
+    }
+
+    /// Returns the share of a core that this side used for communication, given the times of the
+    /// soaker on the same core. `None` if neither ran.
+    #[must_use]
+    pub fn utilisation(self, soaker: CpuTimes) -> Option<f64> {
+        let communication = self.user_ns + self.system_ns + soaker.system_ns;
+        let all = communication + soaker.user_ns;
+        (all > 0).then(|| as_float(communication) / as_float(all))
+    }
 }
 
 const CACHE_LINE_ROUND_TRIPS: u64 = 20_000;
@@ -198,6 +242,27 @@ pub fn has_bpf() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn system_time_of_the_soaker_belongs_to_communication() {
+        let times = |user_ns, system_ns| CpuTimes { user_ns, system_ns };
+        let side = times(10, 30);
+        // The paper's formula: (10 + 30 + 20) / (10 + 30 + 20 + 40).
+        assert_eq!(side.utilisation(times(40, 20)), Some(0.6));
+        assert_eq!(side.utilisation(times(0, 0)), Some(1.0));
+        assert_eq!(times(0, 0).utilisation(times(0, 0)), None);
+        assert_eq!(side.since(times(4, 50)), times(6, 0));
+    }
+
+    #[test]
+    fn time_passes_in_this_process() {
+        let before = CpuTimes::own();
+        let mut number = 0_u64;
+        while CpuTimes::own().since(before).user_ns == 0 {
+            number = std::hint::black_box(number + 1);
+        }
+        assert!(number > 0);
+    }
 
     #[test]
     fn stolen_time_is_the_eighth_number_of_the_cores_own_line() {

@@ -8,13 +8,14 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::channel::{Channel, broken};
 use crate::control::{Job, Outcome, Task, Verdict};
-use crate::machine::enter_namespace;
+use crate::machine::{CpuTimes, enter_namespace};
 use crate::peers::frames::Frames;
 use crate::peers::readv::Readv;
 use crate::peers::shm::Shm;
 use crate::peers::udp::Udp;
 use crate::peers::udp_gso::UdpGso;
 use crate::peers::{pipe, tcp, unix};
+use crate::soak;
 use crate::stdio::{meet, recv, send};
 use crate::subject::Subject;
 use crate::work::{Kind, Role};
@@ -35,7 +36,8 @@ fn measure() -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     match recv()? {
         Task::Side(job) => send(&Verdict::Done(measure_side(&job)?)),
-        Task::Calibrate(job, lengths) => calibrate::side::take_part(&job, lengths.as_deref(), meet),
+        Task::Soak(core) => soak::run(core),
+        Task::Calibrate(job, part) => calibrate::side::take_part(&job, &part, meet),
     }
 }
 
@@ -85,6 +87,7 @@ fn measure_side(job: &Job) -> io::Result<Outcome> {
 
 fn drive(mut channel: impl Channel + Send, job: &Job, role: Role) -> io::Result<Outcome> {
     let work = &job.work;
+    let before = CpuTimes::own();
     let mut outcome = match (work.kind, role) {
         (Kind::Pingpong, Role::Lead) => pingpong::lead(&mut channel, work)?,
         (Kind::Pingpong, Role::Follow) => pingpong::follow(&mut channel, work)?,
@@ -92,6 +95,7 @@ fn drive(mut channel: impl Channel + Send, job: &Job, role: Role) -> io::Result<
         (_, Role::Follow) => flow::follow(&mut channel, work)?,
     };
     channel.finish(&mut outcome)?;
+    outcome.cpu = CpuTimes::own().since(before);
     Ok(outcome)
 }
 

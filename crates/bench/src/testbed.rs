@@ -6,9 +6,11 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::ValueEnum;
-use dipole_testbed::{Folder, Pair, TestbedError as NetworkError};
+use dipole_model::Wire;
+use dipole_testbed::{Faults, Folder, Pair, Testbed as Cluster, TestbedError as NetworkError};
 
 use crate::remote::Remote;
 use crate::work::{Carrier, Placement, Role, name_of};
@@ -30,6 +32,18 @@ pub enum On {
     Node,
 }
 
+/// A path between two network namespaces that takes time of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlowPath {
+    /// Every frame is held this long on its way.
+    pub delay: Option<Duration>,
+    /// Rate of both interfaces in Mbit/s.
+    pub rate_mbit: Option<u64>,
+}
+
+/// MTU of a slow path.
+const MTU_BYTES: u32 = 1500;
+
 /// Reason why a testbed cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum TestbedError {
@@ -42,6 +56,7 @@ pub enum TestbedError {
 /// The network between the two sides.
 enum Network {
     Veth(Pair),
+    Path(SlowPath, Box<Cluster>),
     Loopback(Folder),
     Hosts(Folder, Box<Remote>),
 }
@@ -75,6 +90,41 @@ impl Testbed {
         Ok(testbed)
     }
 
+    /// Creates a testbed whose two nodes are joined by a slow path: through a bridge whose interfaces
+    /// are shaped, or with a delay through a switch in user space, because not every kernel has netem.
+    ///
+    /// # Errors
+    /// [`TestbedError`].
+    pub fn on_path(path: SlowPath) -> Result<Self, TestbedError> {
+        let mut builder = Cluster::builder().nodes(2).mtu(MTU_BYTES);
+        if let Some(rate) = path.rate_mbit {
+            builder = builder.rate_mbit(rate);
+        }
+        if let Some(delay) = path.delay {
+            builder = builder.faults(Faults {
+                delay: 1.0,
+                delay_time: delay,
+                ..Faults::default()
+            });
+        }
+        Ok(Self {
+            network: Network::Path(path, Box::new(builder.build()?)),
+            remark: None,
+        })
+    }
+
+    /// Returns the network between two nodes, if its speed is known.
+    pub fn wire(&self, place: Placement) -> Option<Wire> {
+        match (place, &self.network) {
+            (Placement::TwoNodes, Network::Path(path, _)) => Some(Wire {
+                mbit: path.rate_mbit?,
+                mtu_bytes: MTU_BYTES as usize,
+                delay_ns: path.delay.map_or(0.0, |delay| delay.as_secs_f64() * 1e9),
+            }),
+            _ => None,
+        }
+    }
+
     /// Creates a testbed of this host and another one.
     ///
     /// # Errors
@@ -99,12 +149,13 @@ impl Testbed {
         self.remark.as_deref()
     }
 
-    /// Returns "hosts", "veth", "loopback" or "node".
+    /// Returns "hosts", "veth", "path", "loopback" or "node".
     pub fn name(&self, place: Placement) -> &'static str {
         match (place, &self.network) {
             (Placement::OneNode, _) => "node",
             (_, Network::Hosts(..)) => "hosts",
             (_, Network::Veth(_)) => "veth",
+            (_, Network::Path(..)) => "path",
             (_, Network::Loopback(_)) => "loopback",
         }
     }
@@ -118,6 +169,7 @@ impl Testbed {
                 format!("two hosts, node {own} ({from}) to node {other} ({to}: {machine})")
             }
             Network::Veth(pair) => pair.description(),
+            Network::Path(_, cluster) => cluster.description(),
             Network::Loopback(_) => "loopback".to_owned(),
         }
     }
@@ -130,6 +182,9 @@ impl Testbed {
             }
             (Placement::OneNode, _) => [LOOPBACK[0]; 2],
             (Placement::TwoNodes, Network::Veth(_)) => Pair::ADDRESSES,
+            (Placement::TwoNodes, Network::Path(_, cluster)) => {
+                [1, 2].map(|node| cluster.node(node).addresses[0])
+            }
             (Placement::TwoNodes, Network::Loopback(_)) => LOOPBACK,
         };
         role.own_and_other(lead.into(), follow.into())
@@ -137,10 +192,11 @@ impl Testbed {
 
     /// Returns the network namespace of a side, as a path.
     pub fn namespace(&self, place: Placement, role: Role) -> Option<PathBuf> {
-        let Network::Veth(pair) = &self.network else {
-            return None;
+        let [lead, follow] = match &self.network {
+            Network::Veth(pair) => pair.namespaces().each_ref(),
+            Network::Path(_, cluster) => [1, 2].map(|node| &cluster.node(node).namespace),
+            _ => return None,
         };
-        let [lead, follow] = pair.namespaces();
         let (name, _) = role.own_and_other(lead, follow);
         (place == Placement::TwoNodes).then(|| Path::new(NAMESPACES).join(name))
     }
@@ -149,6 +205,7 @@ impl Testbed {
     pub fn folder(&self) -> &Path {
         match &self.network {
             Network::Veth(pair) => pair.folder(),
+            Network::Path(_, cluster) => cluster.folder(),
             Network::Loopback(folder) | Network::Hosts(folder, _) => folder.path(),
         }
     }

@@ -23,6 +23,8 @@ fn measured(folder: &Path, l_ns: f64) {
             l_ci_ns: 1.0,
             g_ns_per_byte: 0.5,
             g_sd: 0.0,
+            contention: None,
+            copy_ns_per_byte: None,
         });
     }
     profile.save_to(folder).expect("a folder of our own");

@@ -1,5 +1,7 @@
 //! Why a call of a BSP program failed.
 
+use std::fmt;
+
 use dipole_node::{ConfigError, OpenError, ReceiveError, SendError, job};
 use thiserror::Error;
 
@@ -9,7 +11,7 @@ use crate::superstep::record::Malformed;
 use dipole_model::ProfileError;
 
 /// A failed call. The program cannot recover and must end.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum Failure {
     /// The program broke a rule of BSPlib.
@@ -93,6 +95,13 @@ pub enum Failure {
         /// The limit in bytes.
         limit: usize,
     },
+}
+
+/// The text for the user, because a `main` that returns an error prints it with `{:?}`.
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Failure {

@@ -403,17 +403,21 @@ fn a_program_can_be_linked_to_the_static_library() {
         .find_map(|line| line.strip_prefix("Libs.private: "))
         .expect("the libraries that the static library needs");
     let program = bench.path().join("static");
-    harness::run(
-        std::process::Command::new("cc")
-            .arg("-I")
-            .arg(harness::include_dir())
-            .arg(harness::crate_dir().join("examples-c/hello.c"))
-            .arg(harness::built_library("libdipole.a"))
-            .args(private.split_whitespace())
-            .arg("-o")
-            .arg(&program),
-    );
-    assert_eq!(harness::run(&mut bench.command(&program)), "first light\n");
+    // With the shared libraries of the system, and without any.
+    for options in [&[][..], &["-static"]] {
+        harness::run(
+            std::process::Command::new("cc")
+                .args(options)
+                .arg("-I")
+                .arg(harness::include_dir())
+                .arg(harness::crate_dir().join("examples-c/hello.c"))
+                .arg(harness::built_library("libdipole.a"))
+                .args(private.split_whitespace())
+                .arg("-o")
+                .arg(&program),
+        );
+        assert_eq!(harness::run(&mut bench.command(&program)), "first light\n");
+    }
 }
 
 #[test]

@@ -27,8 +27,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use dipole_node::{
-    Address, Completion, CompletionQueue, Endpoint, EndpointId, GoneReason, Message, NodeId,
-    Operation, ReceiveError, Rights, SendError,
+    Address, Choices, Completion, CompletionQueue, Endpoint, EndpointId, GoneReason, Message,
+    NodeId, Operation, ReceiveError, Rights, SendError,
 };
 
 use crate::abi::errno::{
@@ -52,12 +52,8 @@ pub(crate) use rma::RmaRequest;
 use schedule::Schedule;
 use throttle::MAX_UNTHROTTLED_BYTES;
 
-/// Longest message that is sent whole within a node, where the receiver can fetch longer ones from
-/// the sender's memory. Also the longest injected message.
-pub(crate) const EAGER_BYTES: usize = 8 << 10;
-/// Longest message that is sent whole over the network. An offer takes two more messages, each of
-/// which waits until a process polls: long where there are more ranks than cores.
-const EAGER_NETWORK_BYTES: usize = 64 << 10;
+/// Longest injected message.
+pub(crate) const INJECT_BYTES: usize = 8 << 10;
 /// Longest message that shares a packet.
 const MAX_BATCHED_BYTES: usize = 512;
 /// Rights of the receiver of a long message.
@@ -185,7 +181,9 @@ impl Exchange {
         edge.attach(&self.queue);
         let is_local = to.address.node == self.own.messages.node;
         let shares_memory = is_local && self.node.stats().local.is_some();
-        Ok((self.edges).insert(number(to.address), edge, shares_memory))
+        let whole_bytes = self.node.choices(shares_memory).whole_bytes(shares_memory);
+        let number = number(to.address);
+        Ok((self.edges).insert(number, edge, shares_memory, whole_bytes))
     }
 
     /// Sends a message.
@@ -228,11 +226,11 @@ impl Exchange {
         if length > MAX_UNTHROTTLED_BYTES && self.is_throttled(to)? {
             return Ok(false);
         }
-        if length <= EAGER_BYTES {
+        if length <= Choices::LEAST_WHOLE_BYTES {
             return Ok(true);
         }
         let peer = self.edge(to.message_endpoint())?;
-        Ok(!peer.shares_memory && length <= EAGER_NETWORK_BYTES)
+        Ok(length <= peer.whole_bytes)
     }
 
     /// Sends a message at once, or adds it to a batch if it is one of many in this round. False if

@@ -12,7 +12,7 @@ use crate::abi::fabric::{
     FI_SEND, FI_SOURCE, FI_TAGGED, FI_THREAD_SAFE, FI_THREAD_UNSPEC, FI_WRITE, FabricAttr, Info,
     RxAttr, TxAttr,
 };
-use crate::exchange::EAGER_BYTES;
+use crate::exchange::INJECT_BYTES;
 use crate::ffi::{Failure, borrow};
 use crate::memory::MAX_PIECES;
 use crate::name::NAME_BYTES;
@@ -55,7 +55,7 @@ impl Offer {
                 op_flags: 0,
                 msg_order: FI_ORDER_SAS,
                 comp_order: 0,
-                inject_size: EAGER_BYTES,
+                inject_size: INJECT_BYTES,
                 size: QUEUE,
                 iov_limit: MAX_PIECES,
                 rma_iov_limit: 1,

@@ -58,6 +58,27 @@ fn programs_are_correct_over_udp() {
     });
 }
 
+/// A profile decides up to which length messages are sent whole: here nearly none, and nearly all.
+#[test]
+fn programs_are_correct_with_any_calibrated_length_of_whole_messages() {
+    for whole_bytes in [1 << 10, 256 << 10] {
+        let folder = tempfile::tempdir().expect("a folder");
+        for link in ["shm", "udp"] {
+            let profile = format!(
+                r#"{{"version": 1, "link": "{link}", "choices": {{"whole_bytes": {whole_bytes}}}}}"#
+            );
+            let file = folder.path().join(format!("{link}.json"));
+            std::fs::write(file, profile).expect("a folder of our own");
+        }
+        let profiles = folder.path().to_str().expect("plain");
+        each(&PROGRAMS[..2], |bench, program, check| {
+            let job = || bench.job(program, 2).variable("DIPOLE_PROFILE", profiles);
+            check(job());
+            check(job().variable("DIPOLE_LINK", "udp"));
+        });
+    }
+}
+
 #[test]
 fn programs_are_correct_on_two_nodes_despite_packet_loss() {
     each(&PROGRAMS, |bench, program, check| {

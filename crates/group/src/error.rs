@@ -26,7 +26,7 @@ impl fmt::Display for Member {
 
 /// Why a group call failed. Except for the first two, the generation has ended for all members,
 /// and their calls fail with the same error.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum GroupError {
     /// The list of members is invalid here, or the rank does not exist.
     #[error("cannot join the group: {cause}")]
@@ -103,6 +103,13 @@ pub enum GroupError {
     /// The member's port is closed or broken.
     #[error(transparent)]
     Port(PortError),
+}
+
+/// The text for the user, because a `main` that returns an error prints it with `{:?}`.
+impl fmt::Debug for GroupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// Formats a list of members.

@@ -18,11 +18,42 @@ pub struct Choices {
     /// Limit for the packets of a message that share one datagram on the port of short messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_packets: Option<usize>,
+    /// Longest message of an MPI program that is sent whole. Longer ones are offered, and the
+    /// receiver gets them into its buffer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole_bytes: Option<usize>,
+    /// Shortest write of a TCP program that goes through shared memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket_bytes: Option<usize>,
 }
 
 impl Choices {
     /// Default of `eager_bytes`.
     pub const BUILT_IN_EAGER_BYTES: usize = 16 << 10;
+    /// Default of `whole_bytes` between nodes. An offer takes two more messages, each of which waits
+    /// until a process polls: long where there are more ranks than cores.
+    pub const BUILT_IN_WHOLE_BYTES: usize = 64 << 10;
+    /// Default of `whole_bytes` within a node.
+    pub const BUILT_IN_LOCAL_WHOLE_BYTES: usize = 8 << 10;
+    /// Default of `socket_bytes`.
+    pub const BUILT_IN_SOCKET_BYTES: usize = 32 << 10;
+    /// Limits of `whole_bytes`, whatever a profile contains: unexpected messages take the receiver's
+    /// memory.
+    pub const LEAST_WHOLE_BYTES: usize = 1 << 10;
+    const MOST_WHOLE_BYTES: usize = 256 << 10;
+
+    /// Returns the longest message of an MPI program that is sent whole, within a node or between
+    /// nodes.
+    #[must_use]
+    pub fn whole_bytes(&self, is_local: bool) -> usize {
+        let built_in = match is_local {
+            true => Choices::BUILT_IN_LOCAL_WHOLE_BYTES,
+            false => Choices::BUILT_IN_WHOLE_BYTES,
+        };
+        self.whole_bytes.map_or(built_in, |bytes| {
+            bytes.clamp(Choices::LEAST_WHOLE_BYTES, Choices::MOST_WHOLE_BYTES)
+        })
+    }
 
     /// Loads the choices for a kind of link. All are absent if it was never calibrated.
     ///
@@ -61,6 +92,19 @@ mod tests {
         let text = r#"{"version": 1, "link": "udp"}"#;
         std::fs::write(directory.path().join("udp.json"), text).expect("it can be written");
         assert_eq!(of("udp"), Choices::default());
+    }
+
+    #[test]
+    fn the_longest_whole_message_is_built_in_measured_or_clamped() {
+        let of = |whole_bytes| Choices {
+            whole_bytes,
+            ..Choices::default()
+        };
+        assert_eq!(of(None).whole_bytes(true), 8 << 10);
+        assert_eq!(of(None).whole_bytes(false), 64 << 10);
+        assert_eq!(of(Some(20_000)).whole_bytes(true), 20_000);
+        assert_eq!(of(Some(0)).whole_bytes(false), 1 << 10);
+        assert_eq!(of(Some(usize::MAX)).whole_bytes(false), 256 << 10);
     }
 
     #[test]

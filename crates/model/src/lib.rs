@@ -16,6 +16,7 @@ mod point_to_point;
 mod profile;
 mod slots;
 mod superstep;
+mod wire;
 
 pub use choices::Choices;
 pub use collectives::Collectives;
@@ -25,4 +26,5 @@ pub use interval::MedianInterval;
 pub use point_to_point::{Long, PointToPoint, Prediction, Regime, Short};
 pub use profile::{CopyCost, Pacing, Profile};
 pub use slots::{Medium, Slots};
-pub use superstep::{Basis, Cost, Machine, Parameters};
+pub use superstep::{Basis, Contention, Cost, Machine, Parameters, Pattern};
+pub use wire::Wire;

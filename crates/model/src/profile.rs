@@ -196,6 +196,8 @@ mod tests {
             l_ci_ns: 1.0,
             g_ns_per_byte: 1.0,
             g_sd: 0.1,
+            contention: None,
+            copy_ns_per_byte: None,
         };
         let mut profile = paced();
         for one in [

@@ -5,6 +5,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Limits of [`Parameters::direct_bytes`], whatever was measured.
+const DIRECT_RANGE: (f64, f64) = (8_192.0, 1_048_576.0);
+
 /// The BSP parameters that `dipole calibrate supersteps` has measured for one number of ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
@@ -22,6 +25,57 @@ pub struct Cost {
     pub g_ns_per_byte: f64,
     /// Standard deviation of `g_ns_per_byte`.
     pub g_sd: f64,
+    /// Cost of relations with and without contention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contention: Option<Contention>,
+    /// Time per byte of a copy in memory while all ranks copy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy_ns_per_byte: Option<f64>,
+}
+
+/// Time per byte of h of relations with the same h, in which different numbers of messages meet.
+///
+/// # Source
+/// Directed Point §3 and §6: contention of many-to-one and many-to-many traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Contention {
+    /// One rank sends to all others: no two messages meet, so this is the reference.
+    pub one_to_many: f64,
+    /// All ranks send to one, where their messages meet.
+    pub many_to_one: f64,
+    /// Complete exchange: each rank sends to all others, and all receive at the same time.
+    pub exchange: f64,
+}
+
+/// Relation of a superstep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pattern {
+    /// One rank sends to all others.
+    OneToMany,
+    /// All ranks send to one.
+    ManyToOne,
+    /// Each rank sends to all others.
+    Exchange,
+}
+
+impl Contention {
+    /// Returns the time per byte of h of a relation.
+    #[must_use]
+    pub fn ns_per_byte(&self, pattern: Pattern) -> f64 {
+        match pattern {
+            Pattern::OneToMany => self.one_to_many,
+            Pattern::ManyToOne => self.many_to_one,
+            Pattern::Exchange => self.exchange,
+        }
+    }
+
+    /// Returns how many times as long a byte takes as without contention. `None` if the reference is
+    /// too fast to be measured.
+    #[must_use]
+    pub fn factor(&self, pattern: Pattern) -> Option<f64> {
+        (self.one_to_many > 0.0).then(|| self.ns_per_byte(pattern) / self.one_to_many)
+    }
 }
 
 /// BSP parameters of p ranks.
@@ -39,6 +93,10 @@ pub struct Parameters {
     pub g_sd: f64,
     /// Speed of a rank in Mflop/s.
     pub s_mflops: f64,
+    /// Cost of relations with and without contention.
+    pub contention: Option<Contention>,
+    /// Time per byte of a copy in memory.
+    pub copy_ns_per_byte: Option<f64>,
     /// Origin of the parameters: measured or interpolated.
     pub basis: Basis,
 }
@@ -61,6 +119,36 @@ impl Parameters {
     #[must_use]
     pub fn superstep_ns(&self, work_ns: f64, h_bytes: f64) -> f64 {
         work_ns + self.g_ns_per_byte * h_bytes + self.l_ns
+    }
+
+    /// Returns these parameters for a relation: g is the time per byte of that relation. `None` if it
+    /// was not measured.
+    #[must_use]
+    pub fn with_pattern(self, pattern: Pattern) -> Option<Parameters> {
+        let g_ns_per_byte = self.contention?.ns_per_byte(pattern);
+        Some(Parameters {
+            g_ns_per_byte,
+            ..self
+        })
+    }
+
+    /// Returns the length from which data should go straight into another rank's memory. That saves a
+    /// copy on each side, but waits until all ranks have reached the end of the superstep, which takes
+    /// at most l. `None` if copies were not measured.
+    #[must_use]
+    pub fn direct_bytes(&self) -> Option<u64> {
+        let copies_ns_per_byte = 2.0 * self.copy_ns_per_byte?;
+        let bytes = self.l_ns / copies_ns_per_byte;
+        if !bytes.is_finite() {
+            return None;
+        }
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "clamped to a small range"
+        )]
+        let bytes = bytes.clamp(DIRECT_RANGE.0, DIRECT_RANGE.1) as u64;
+        Some(bytes)
     }
 
     /// Time that a rank needs for this many floating-point operations.
@@ -142,7 +230,19 @@ fn line(one: &Cost, other: &Cost, p: u32, basis: Basis) -> Parameters {
     // Errors of the two ends are independent, and grow with the distance beyond them.
     let apart = |from: f64, to: f64| (from * (1.0 - part)).hypot(to * part);
     let slow = one.s_mflops.min(other.s_mflops);
+    let both = one.contention.zip(other.contention);
+    let contention = both.map(|(one, other)| {
+        let of = |pattern| at(one.ns_per_byte(pattern), other.ns_per_byte(pattern), 0.0);
+        Contention {
+            one_to_many: of(Pattern::OneToMany),
+            many_to_one: of(Pattern::ManyToOne),
+            exchange: of(Pattern::Exchange),
+        }
+    });
+    let copies = one.copy_ns_per_byte.zip(other.copy_ns_per_byte);
     Parameters {
+        contention,
+        copy_ns_per_byte: copies.map(|(one, other)| at(one, other, 0.0)),
         p,
         l_ns: at(one.l_ns, other.l_ns, 0.0),
         g_ns_per_byte: at(one.g_ns_per_byte, other.g_ns_per_byte, 0.0),
@@ -166,7 +266,55 @@ mod tests {
             l_ci_ns: 1.0,
             g_ns_per_byte,
             g_sd: 0.1,
+            contention: None,
+            copy_ns_per_byte: None,
         }
+    }
+
+    #[test]
+    fn contention_is_interpolated_and_replaces_g_for_its_relation() {
+        let with = |p: u32, many_to_one| Cost {
+            contention: Some(Contention {
+                one_to_many: 2.0,
+                many_to_one,
+                exchange: 3.0,
+            }),
+            ..cost(p, p, 1000.0, 3.0)
+        };
+        let machine = Machine::of(&[with(2, 2.0), with(4, 6.0)], false);
+        let three = machine.at(3).expect("between");
+        let contention = three.contention.expect("measured for both");
+        assert_eq!(contention.factor(Pattern::ManyToOne), Some(2.0));
+        assert_eq!(contention.factor(Pattern::Exchange), Some(1.5));
+        let gather = three.with_pattern(Pattern::ManyToOne).expect("measured");
+        assert_eq!(gather.superstep_ns(0.0, 10.0), 1000.0 + 40.0);
+        // One of two numbers of ranks was measured before relations were kept.
+        let machine = Machine::of(&[with(2, 2.0), cost(4, 4, 1000.0, 3.0)], false);
+        let three = machine.at(3).expect("between");
+        assert_eq!(three.with_pattern(Pattern::ManyToOne), None);
+        let unknown = Contention {
+            one_to_many: 0.0,
+            ..contention
+        };
+        assert_eq!(unknown.factor(Pattern::Exchange), None);
+    }
+
+    #[test]
+    fn data_go_straight_to_their_destination_where_copies_take_longer_than_a_barrier() {
+        let bytes = |l_ns, copy_ns_per_byte| {
+            let cost = Cost {
+                copy_ns_per_byte,
+                ..cost(2, 2, l_ns, 1.0)
+            };
+            let machine = Machine::of(&[cost], false);
+            machine.at(2).expect("measured").direct_bytes()
+        };
+        assert_eq!(bytes(10_000.0, Some(0.1)), Some(50_000));
+        assert_eq!(bytes(20_000.0, Some(0.1)), Some(100_000));
+        assert_eq!(bytes(1.0, Some(0.1)), Some(8 << 10), "at least");
+        assert_eq!(bytes(1e9, Some(0.1)), Some(1 << 20), "at most");
+        assert_eq!(bytes(10_000.0, None), None);
+        assert_eq!(bytes(10_000.0, Some(0.0)), None);
     }
 
     fn machine() -> Machine {

@@ -108,6 +108,15 @@ pub struct Owner {
     pub ports: Ports,
 }
 
+/// The advice for a directory that others can change. A sticky one, such as /tmp, is meant to be
+/// shared.
+fn remedy(mode: u32) -> &'static str {
+    match mode & 0o1000 {
+        0 => "`chmod go-w` it, or set DIPOLE_RUNTIME_DIR to another",
+        _ => "set DIPOLE_RUNTIME_DIR to a directory in it that only you can change",
+    }
+}
+
 /// Why the registry cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
@@ -126,8 +135,8 @@ pub enum RegistryError {
     },
     /// Other users can change the content of the directory.
     #[error(
-        "the runtime directory {path} can be changed by others (mode {mode:04o}); \
-         `chmod go-w` it, or set DIPOLE_RUNTIME_DIR to another"
+        "the runtime directory {path} can be changed by others (mode {mode:04o}); {}",
+        remedy(*mode)
     )]
     OpenToOthers {
         /// Path of the runtime directory.

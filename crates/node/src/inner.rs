@@ -10,6 +10,7 @@ use crate::control::Control;
 use crate::error::CloseError;
 use crate::links::AddressFollower;
 use crate::process::ProcessState;
+use crate::profiles::Profiles;
 use crate::progress::ProgressThread;
 use crate::registry::{Directory, Ports, Registration};
 use dipole_driver::{Driver, Timeout, WaitError, WaitKey};
@@ -28,6 +29,7 @@ pub(crate) struct Inner {
     pub(crate) control: Control,
     /// With several interfaces.
     pub(crate) follower: Option<AddressFollower>,
+    pub(crate) profiles: Profiles,
 }
 
 impl Inner {

@@ -1,6 +1,7 @@
 //! Logging for Rust programs, the C libraries and the tools.
 //!
-//! Nothing is logged unless `DIPOLE_LOG` is set. Programs with their own `tracing` subscriber keep
+//! Without `DIPOLE_LOG`, long waits are logged if standard error is a terminal, and nothing else.
+//! Programs with their own `tracing` subscriber keep
 //! it and need not call this.
 
 use std::fmt;
@@ -11,6 +12,9 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::variables::LOG;
+
+/// The modules that log long waits.
+const LONG_WAITS: &str = "dipole_driver=warn,dipole_bsp::slow_wait=warn";
 
 /// `DIPOLE_LOG` is not a valid filter.
 #[derive(Debug)]
@@ -43,30 +47,65 @@ pub fn filter() -> Result<Option<EnvFilter>, LogError> {
     }
 }
 
-fn parse(text: &str) -> Result<EnvFilter, LogError> {
-    let filter = EnvFilter::builder().parse(text);
-    filter.map_err(|cause| LogError {
-        found: text.to_owned(),
-        cause: cause.to_string(),
-    })
+/// The filter in `DIPOLE_LOG`, or without one, for a terminal, that of long waits: a user who waits
+/// in front of it sees what for.
+///
+/// # Errors
+/// The filter is invalid.
+pub fn filter_for(is_terminal: bool) -> Result<Option<EnvFilter>, LogError> {
+    match filter()? {
+        None if is_terminal => parse(LONG_WAITS).map(Some),
+        given => Ok(given),
+    }
 }
 
-/// Logs to standard error according to `DIPOLE_LOG`, in colour on a terminal. Does nothing if the
-/// variable is not set or there is already a subscriber.
+fn parse(text: &str) -> Result<EnvFilter, LogError> {
+    let wrong = |cause: String| LogError {
+        found: text.to_owned(),
+        cause,
+    };
+    // A word alone would name a module, which does not exist, and nothing would be logged.
+    if let Some(word) = text
+        .split(',')
+        .find(|part| !is_level_or_module(part.trim()))
+    {
+        return Err(wrong(format!(
+            "`{word}` is neither a level nor a part of Dipole"
+        )));
+    }
+    let filter = EnvFilter::builder().parse(text);
+    filter.map_err(|cause| wrong(cause.to_string()))
+}
+
+fn is_level_or_module(part: &str) -> bool {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let is_level = LEVELS.iter().any(|level| part.eq_ignore_ascii_case(level));
+    part.is_empty() || is_level || part.contains(['=', '[', ':']) || part.starts_with("dipole")
+}
+
+/// Logs to standard error according to `DIPOLE_LOG`, in colour on a terminal. Without the variable
+/// only long waits are logged, to a terminal. Does nothing if there is already a subscriber.
 ///
 /// # Errors
 /// The filter is invalid.
 pub fn from_env() -> Result<(), LogError> {
-    if let Some(filter) = filter()? {
+    if let Some(filter) = filter_for(io::stderr().is_terminal())? {
         let log = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(io::stderr)
             .with_target(false)
-            .with_ansi(io::stderr().is_terminal())
+            .with_ansi(io::stderr().is_terminal() && allows_colours())
             .finish();
         let _another_is_there = log.try_init();
     }
     Ok(())
+}
+
+/// False if the user wants no colours, or the terminal shows none.
+fn allows_colours() -> bool {
+    let is_set = |value: std::ffi::OsString| !value.is_empty();
+    let is_refused = std::env::var_os("NO_COLOR").is_some_and(is_set);
+    !is_refused && std::env::var_os("TERM").is_none_or(|name| name != "dumb")
 }
 
 /// Calls [`from_env`] once, for libraries. An invalid `DIPOLE_LOG` is reported on standard error,

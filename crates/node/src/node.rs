@@ -21,6 +21,7 @@ use crate::limits::{LIMITS_FILE, UserLimits};
 use crate::links::{AddressFollower, open_link};
 use crate::port::{ActivePort, PortContext};
 use crate::process::ProcessState;
+use crate::profiles::Profiles;
 use crate::progress::ProgressThread;
 use crate::registry::{ClaimError, Directory, Ports, Registry, RegistryError};
 use crate::slots::Slots;
@@ -28,7 +29,7 @@ use crate::stats::Stats;
 use dipole_driver::Clock;
 use dipole_driver::Driver;
 use dipole_engine::{Departure, Engine, Paths};
-use dipole_model::Choices;
+use dipole_model::{Choices, PointToPoint};
 
 /// Attempts to find a free ephemeral endpoint number; most numbers are free.
 const EPHEMERAL_ATTEMPTS: u32 = 64;
@@ -86,7 +87,8 @@ impl Node {
         if config.may_share_memory() {
             choice.memory = share_memory(&mut engine, &config, &registry, incarnation)?;
         }
-        engine.apply_profile(choices(&config, "shm"), choices(&config, packets));
+        let profiles = Profiles::open(config.profile_dir.clone(), packets);
+        engine.apply_profile(profiles.choices(true), profiles.choices(false));
         engine.allow_exports().map_err(OpenError::Sleep)?;
         let state = ProcessState::new(engine, edges);
         let driver = Driver::new(state, clock, config.spin).map_err(OpenError::Sleep)?;
@@ -117,8 +119,23 @@ impl Node {
                 progress,
                 control,
                 follower,
+                profiles,
             }),
         })
+    }
+
+    /// Returns the settings for messages to processes of this node (`is_local`), or of other nodes,
+    /// that `dipole calibrate` has found; the defaults if it has not run.
+    #[must_use]
+    pub fn choices(&self, is_local: bool) -> Choices {
+        self.inner.profiles.choices(is_local)
+    }
+
+    /// Returns the cost of messages to processes of this node (`is_local`), or of other nodes, that
+    /// `dipole calibrate` has measured.
+    #[must_use]
+    pub fn message_cost(&self, is_local: bool) -> Option<&PointToPoint> {
+        self.inner.profiles.cost(is_local)
     }
 
     /// Returns the node's id.
@@ -321,18 +338,6 @@ fn settle_answers(driver: &Arc<Driver<ProcessState>>) {
             }
         });
     });
-}
-
-/// Choices from the measured profile of a link; the defaults if it cannot be read.
-fn choices(config: &Config, link: &str) -> Choices {
-    let loaded = match &config.profile_dir {
-        Some(directory) => Choices::load(directory, link),
-        None => Ok(Choices::default()),
-    };
-    loaded.unwrap_or_else(|error| {
-        tracing::warn!("{error}; using default settings instead of a measured profile");
-        Choices::default()
-    })
 }
 
 fn registry_error(config: &Config, cause: RegistryError) -> OpenError {

@@ -102,7 +102,6 @@ impl Stats {
             ("units received", protocol.units_received),
             ("units repeated", protocol.repeats),
             ("units repeated as a tail", protocol.tail_repeats),
-            ("units acknowledged implicitly", protocol.implicit_acks),
             ("packets of acknowledgements alone", protocol.explicit_acks),
             ("ack requests", protocol.ack_requests),
             ("probes", protocol.probes),

@@ -91,3 +91,56 @@ fn waits_and_the_start_of_the_process_are_counted() {
     let started = nodes[1].stats().started_s;
     assert!(now.expect("after 1970").as_secs() - started < 3600);
 }
+
+/// Nectar §2.1, §2.3: at most one notification for each write, packet and read.
+#[test]
+fn a_message_wakes_its_receiver_at_most_once_and_a_read_its_sender_at_most_once() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let open = || {
+        let config = Config::local(NodeId(1), directory.path().join("dipole"));
+        // Every wait sleeps, so that messages wake it.
+        let config = Config {
+            links: Links::Shm,
+            spin: Duration::ZERO,
+            ..config
+        };
+        Node::open(config).expect("a node on loopback")
+    };
+    let nodes = [open(), open()];
+    let from = nodes[0].endpoint(EndpointId(1)).expect("free");
+    let to = nodes[1].endpoint(EndpointId(2)).expect("free");
+    std::thread::scope(|scope| {
+        let answering = scope.spawn(|| to.receive_timeout(PATIENCE));
+        from.target(Address::new(1, 2)).expect("it exists");
+        from.send(b"first").expect("it reads");
+        answering.join().expect("no panic").expect("in time");
+    });
+    let wakeups = |node: &Node| node.stats().local.expect("shared memory").wakeups;
+    let records = |node: &Node| node.stats().local.expect("shared memory").records_out;
+    let before = nodes.each_ref().map(|node| (wakeups(node), records(node)));
+    let begun = std::time::Instant::now();
+    let mut messages = 0;
+    // Until a wait has slept, at least 100 messages.
+    while messages < 100 || wakeups(&nodes[0]) == before[0].0 {
+        assert!(
+            begun.elapsed() < PATIENCE,
+            "no message has woken its receiver"
+        );
+        std::thread::scope(|scope| {
+            let receiving = scope.spawn(|| to.receive_timeout(PATIENCE));
+            std::thread::yield_now();
+            from.send(&[7; 64]).expect("sent");
+            receiving.join().expect("no panic").expect("it arrives");
+        });
+        messages += 1;
+    }
+    let after = nodes.each_ref().map(|node| (wakeups(node), records(node)));
+    let [writes, reads] = [0, 1].map(|at| after[at].0 - before[at].0);
+    assert!((1..=messages).contains(&writes), "{writes} of {messages}");
+    assert!(reads <= messages, "{reads} of {messages}");
+    for at in [0, 1] {
+        let records = after[at].1 - before[at].1;
+        let wakeups = after[at].0 - before[at].0;
+        assert!(wakeups <= records, "{wakeups} for {records} records");
+    }
+}

@@ -47,12 +47,15 @@ fn a_program_logs_according_to_dipole_log_and_nothing_without_it() {
     let text = said(Some("warn"));
     assert!(text.contains("WARN") && text.contains("1:7"), "{text}");
     assert!(!text.contains('\x1b'), "no colour in a pipe: {text:?}");
+    let text = said(Some("verbose"));
+    assert!(text.starts_with("DIPOLE_LOG: found `verbose`"), "{text}");
     let text = said(Some("foo,,="));
     assert!(text.starts_with("DIPOLE_LOG: found `foo,,=`"), "{text}");
 }
 
-#[test]
-fn a_log_has_colour_on_a_terminal() {
+/// Output of a process that waits on a terminal, with these variables; `None` if that is impossible
+/// here.
+fn shown(variables: &[(&str, &str)]) -> Option<String> {
     let test = std::env::current_exe().expect("this test");
     let line = format!(
         "{} --exact --nocapture a_process_that_waits",
@@ -60,11 +63,38 @@ fn a_log_has_colour_on_a_terminal() {
     );
     let mut command = Command::new("script");
     command.args(["-qec", &line, "/dev/null"]);
-    command.env(CHILD, "1").env("DIPOLE_LOG", "warn");
+    command.env(CHILD, "1").env("TERM", "xterm");
+    command.env_remove("DIPOLE_LOG").env_remove("NO_COLOR");
+    command.envs(variables.iter().copied());
     let Ok(output) = command.stdin(Stdio::null()).output() else {
         eprintln!("SKIPPED: script is not installed (Debian: bsdutils)");
+        return None;
+    };
+    Some(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[test]
+fn a_log_has_colour_on_a_terminal_unless_it_is_unwanted() {
+    let coloured = "\x1b[33m WARN";
+    let Some(text) = shown(&[("DIPOLE_LOG", "warn")]) else {
         return;
     };
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("\x1b[33m WARN"), "{text:?}");
+    assert!(text.contains(coloured), "{text:?}");
+    for unwanted in [("NO_COLOR", "1"), ("TERM", "dumb")] {
+        let text = shown(&[("DIPOLE_LOG", "warn"), unwanted]).expect("as before");
+        assert!(text.contains("WARN") && !text.contains('\x1b'), "{text:?}");
+    }
+}
+
+#[test]
+fn a_long_wait_on_a_terminal_is_reported_without_dipole_log() {
+    let Some(text) = shown(&[]) else {
+        return;
+    };
+    assert!(
+        text.contains("waiting for 2 s") && text.contains("1:7"),
+        "{text:?}"
+    );
+    let text = shown(&[("DIPOLE_LOG", "error")]).expect("as before");
+    assert!(!text.contains("waiting for"), "{text:?}");
 }

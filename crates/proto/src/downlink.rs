@@ -1,4 +1,4 @@
-//! How many packets in flight fill the link to this process. Spec §6.7.
+//! How many packets in flight fill the link to this process. Spec §6.6.
 //!
 //! Until a queue before the link overflows while several peers send, [`Downlink`] only measures
 //! the rate of arrivals. From then on it keeps a limit, which grows if the link can carry more, and

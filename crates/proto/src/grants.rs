@@ -1,4 +1,4 @@
-//! How much each peer may send to this process. Spec §6.7.
+//! How much each peer may send to this process. Spec §6.6.
 //!
 //! Everything sent to this process passes one link, and before it the queue of one switch port.
 //! While that queue has never overflowed, the window is shared evenly among the senders.

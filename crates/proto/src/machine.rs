@@ -354,14 +354,6 @@ impl Machine {
         self.remove(peer, GoneReason::Died);
     }
 
-    /// The structure of the computation proves that every unit below `unit` has
-    /// arrived at the peer (thesis §5.2.1, coarse-grained acknowledgement).
-    pub fn ack_through(&mut self, now: Instant, peer: PeerId, unit: u64) {
-        self.with(peer, |session, shared| {
-            session.ack_through(unit, now, shared)
-        });
-    }
-
     /// The number of the next new unit to this peer.
     #[must_use]
     pub fn next_unit(&self, peer: PeerId) -> u64 {

@@ -390,16 +390,6 @@ impl Session {
         self.schedule_grant(urgency, now, shared);
     }
 
-    /// The structure of the computation proves that all units below `unit` have arrived.
-    pub(crate) fn ack_through(&mut self, unit: u64, now: Instant, shared: &mut Shared) {
-        let before = self.window.base();
-        self.units_arrived(unit, shared);
-        shared.stats.implicit_acks += self.window.base().saturating_sub(before);
-        self.settle_lanes();
-        self.cancel_reply_if_idle();
-        self.progress(now, shared);
-    }
-
     /// Ends the session and releases all its frames and memory.
     pub(crate) fn end(mut self, shared: &mut Shared) {
         for slot in self.window.clear() {

@@ -99,8 +99,6 @@ pub struct Stats {
     pub explicit_acks: u64,
     /// Number of `AckRequest` packets sent.
     pub ack_requests: u64,
-    /// Units acknowledged by the structure of the computation (`ack_through`).
-    pub implicit_acks: u64,
     /// Messages begun, without unreliable ones; a memory operation is a message without bytes.
     pub messages_sent: u64,
     /// Bytes of these messages.

@@ -252,27 +252,3 @@ fn a_process_does_not_blame_its_own_absence_on_the_peer() {
     }
     assert!(wire.hosts.iter().all(|host| host.gone.is_empty()));
 }
-
-#[test]
-fn units_known_to_have_arrived_need_no_acknowledgement() {
-    let (mut wire, edge) = connected(17, 1, &Config::default());
-    wire.loss = 1.0;
-    let now = wire.now;
-    let all = wire.hosts[0].pool.free();
-    for _ in 0..10 {
-        wire.hosts[0].send(now, edge, b"unit").expect("credit");
-    }
-    assert!(!wire.run(0, |_| false));
-    let machine = &mut wire.hosts[0].machine;
-    let next = machine.next_unit(edge.peer);
-    machine.ack_through(now, edge.peer, next - 1);
-    assert!(!machine.is_acknowledged(edge.peer), "one is left");
-    assert!(!wire.run(0, |_| false));
-    assert_eq!(wire.hosts[0].pool.free(), all - 1);
-    wire.hosts[0].machine.ack_through(now, edge.peer, next);
-    assert!(wire.hosts[0].machine.is_acknowledged(edge.peer));
-    let sent = wire.sent;
-    wire.run(10 * SECOND, |_| false);
-    assert_eq!((wire.sent, wire.hosts[0].pool.free()), (sent, all));
-    assert_eq!(wire.hosts[0].machine.stats().implicit_acks, 10);
-}

@@ -1,10 +1,12 @@
 //! Errors of stream calls.
 
+use std::fmt;
+
 use dipole_node::{Address, OpenError, ReceiveError, SendError};
 use thiserror::Error;
 
 /// A failed call. After all errors but [`Misuse`](StreamError::Misuse) the stream is closed.
-#[derive(Debug, Error)]
+#[derive(Error)]
 pub enum StreamError {
     /// The interface has ended the stream.
     #[error("the interface at {interface} has ended the stream: {why}")]
@@ -34,4 +36,11 @@ pub enum StreamError {
     /// An endpoint could not be opened.
     #[error("{0}")]
     Open(#[from] OpenError),
+}
+
+/// The text for the user, because a `main` that returns an error prints it with `{:?}`.
+impl fmt::Debug for StreamError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

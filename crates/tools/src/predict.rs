@@ -1,5 +1,6 @@
 //! `dipole predict`: predicts the time of messages and supersteps from the profiles of links.
 
+mod phases;
 mod program;
 
 use std::io::Write;
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use dipole_model::{Basis, Machine, Parameters, PointToPoint, Regime};
+use dipole_model::{Basis, Machine, Parameters, Pattern, PointToPoint, Regime};
 use dipole_model::{Profile, ProfileError};
 use serde_json::json;
 
@@ -53,6 +54,20 @@ pub(crate) struct PredictArgs {
     /// Bytes that all ranks send in each superstep, in equal parts: h is this divided by the number of ranks
     #[arg(long, value_name = "BYTES", requires = "ranks")]
     volume: Option<u64>,
+    /// Relation of each superstep, for its contention [default: exchange, as g]
+    #[arg(long, value_enum, requires = "ranks", conflicts_with = "trace")]
+    pattern: Option<Relation>,
+    /// Show the phases of a message side by side instead, over every link and machine
+    #[arg(long, conflicts_with_all = ["ranks", "trace"])]
+    phases: bool,
+    /// With --phases: folders with the profiles of other machines
+    #[arg(
+        long,
+        value_name = "DIR,..",
+        value_delimiter = ',',
+        requires = "phases"
+    )]
+    profiles: Vec<PathBuf>,
     /// Number of supersteps
     #[arg(long, default_value_t = 1, requires = "ranks")]
     supersteps: u32,
@@ -91,6 +106,27 @@ impl Link {
     }
 }
 
+/// Relations of supersteps with the same h.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Relation {
+    /// One rank sends to all others
+    OneToMany,
+    /// All ranks send to one
+    ManyToOne,
+    /// Each rank sends to all others
+    Exchange,
+}
+
+impl Relation {
+    fn pattern(self) -> Pattern {
+        match self {
+            Relation::OneToMany => Pattern::OneToMany,
+            Relation::ManyToOne => Pattern::ManyToOne,
+            Relation::Exchange => Pattern::Exchange,
+        }
+    }
+}
+
 /// Default lengths of messages.
 const USUAL_BYTES: [u64; 9] = [
     1,
@@ -123,6 +159,9 @@ pub(crate) fn execute(
     }
     if let Some(dir) = &arguments.trace {
         return traced(dir, arguments, json, out);
+    }
+    if arguments.phases {
+        return phases::show(arguments, json, out);
     }
     let profiles = profiles(arguments)?;
     match arguments.ranks.is_empty() {
@@ -257,6 +296,7 @@ fn supersteps(
             let Some(parameters) = machine.at(p) else {
                 continue;
             };
+            let parameters = of_relation(parameters, arguments.pattern, &profile.link)?;
             is_empty = false;
             let told = Program::of(arguments, parameters, alone, at_once(p));
             if json {
@@ -305,6 +345,25 @@ fn supersteps(
         )?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the parameters for a relation.
+fn of_relation(
+    parameters: Parameters,
+    relation: Option<Relation>,
+    link: &str,
+) -> Result<Parameters, Failure> {
+    let Some(relation) = relation else {
+        return Ok(parameters);
+    };
+    let found = parameters.with_pattern(relation.pattern());
+    found.ok_or_else(|| {
+        Failure::from(format!(
+            "contention of {} ranks over {link} was not measured; run dipole calibrate supersteps \
+             again",
+            parameters.p
+        ))
+    })
 }
 
 /// Predicts a traced program, with its own number of ranks and with others.

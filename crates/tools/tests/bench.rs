@@ -147,6 +147,55 @@ fn subjects(objects: &[Value]) -> Vec<&str> {
 }
 
 #[test]
+fn efficiency_has_throughput_utilisation_and_what_a_full_core_could_send() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("page.html");
+    let _alone = cores();
+    let command = "efficiency --quick --seconds 0.1 --on loopback --json --html";
+    let output = bench(command)
+        .arg(&file)
+        .output()
+        .expect("the program starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let rows = String::from_utf8_lossy(&output.stdout).into_owned();
+    let rows: Vec<serde_json::Value> = (rows.lines())
+        .map(|line| serde_json::from_str(line).expect(line))
+        .collect();
+    let which: Vec<(&str, u64)> = (rows.iter())
+        .map(|row| {
+            let subject = row["subject"].as_str().expect("text");
+            (subject, row["size_bytes"].as_u64().expect("a number"))
+        })
+        .collect();
+    let expected = [
+        ("dipole", 4096),
+        ("bare-tcp-block", 4096),
+        ("dipole", 65_536),
+        ("bare-tcp-block", 65_536),
+    ];
+    assert_eq!(which, expected);
+    for row in &rows {
+        let number = |name: &str| row[name].as_f64().expect("a number");
+        for side in ["sender", "receiver"] {
+            let used = number(&format!("{side}_utilisation"));
+            assert!(used > 0.0 && used <= 1.0, "{row}");
+            let efficiency = number("mbit_per_s") / used;
+            let told = number(&format!("{side}_mbit_per_cpu_s"));
+            assert!((told / efficiency - 1.0).abs() < 1e-6, "{row}");
+        }
+    }
+    let page = std::fs::read_to_string(&file).expect("the page");
+    for id in [
+        "id=\"throughput\"",
+        "id=\"utilisation\"",
+        "id=\"efficiency\"",
+    ] {
+        assert!(page.contains(id), "{id}");
+    }
+}
+
+#[test]
 fn a_pingpong_prints_one_object_with_latencies_for_dipole_and_each_peer() {
     let objects = objects("pingpong --on loopback");
     objects.iter().for_each(check_latency);

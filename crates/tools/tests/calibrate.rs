@@ -6,7 +6,7 @@ mod on_nodes;
 
 use std::process::Output;
 
-use dipole_model::Profile;
+use dipole_model::{MedianInterval, PointToPoint, Profile, Short};
 use dipole_testbed::Testbed;
 use on_nodes::{calibrate, text};
 use serde_json::Value;
@@ -120,6 +120,8 @@ fn supersteps_of_any_number_of_ranks_are_predicted_with_the_basis_of_the_predict
             l_ci_ns: 1.0,
             g_ns_per_byte,
             g_sd: 0.1,
+            contention: None,
+            copy_ns_per_byte: None,
         });
     }
     profile.save_to(folder.path()).expect("it can be written");
@@ -145,6 +147,158 @@ fn supersteps_of_any_number_of_ranks_are_predicted_with_the_basis_of_the_predict
     );
     let speed_up = two["speed_up"].as_f64().expect("a number");
     assert!((speed_up - 4e9 / (2e9 + 110_000.0)).abs() < 1e-9);
+}
+
+#[test]
+fn contention_of_a_relation_replaces_g() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut profile = Profile::new("udp");
+    profile.set_cost(dipole_model::Cost {
+        p: 4,
+        nodes: 4,
+        s_mflops: 1000.0,
+        l_ns: 10_000.0,
+        l_ci_ns: 1.0,
+        g_ns_per_byte: 3.0,
+        g_sd: 0.1,
+        contention: Some(dipole_model::Contention {
+            one_to_many: 2.0,
+            many_to_one: 6.0,
+            exchange: 3.0,
+        }),
+        copy_ns_per_byte: None,
+    });
+    profile.save_to(folder.path()).expect("it can be written");
+    for (pattern, g) in [
+        ("", 3.0),
+        (" --pattern one-to-many", 2.0),
+        (" --pattern many-to-one", 6.0),
+        (" --pattern exchange", 3.0),
+    ] {
+        let command = format!("--json predict --ranks 4 --h 1000{pattern}");
+        let told = lines(&dipole(folder.path(), &command));
+        assert_eq!(told[0]["ns"], 10_000.0 + g * 1000.0, "{pattern}");
+    }
+    let wide = dipole(folder.path(), "predict --ranks 4 --pattern many-to-one");
+    assert!(text(&wide).contains("6.000"), "{}", text(&wide));
+}
+
+/// A message whose times are those of `model`, in units.
+fn model(o_s: f64, l: f64) -> PointToPoint {
+    let ns = MedianInterval::exactly;
+    PointToPoint {
+        place: "nodes".to_owned(),
+        rounds: 1,
+        fragment_bytes: 16 << 10,
+        cache_line_ns: None,
+        wire: None,
+        short: [1, 16 << 10]
+            .map(|bytes| Short {
+                bytes,
+                trip_ns: ns(o_s + l + 300.0),
+                o_s_ns: ns(o_s),
+                o_r_ns: ns(200.0),
+                u_r_ns: ns(100.0),
+                l_ns: ns(l),
+                g_s_ns: ns(o_s),
+                g_r_ns: ns(300.0),
+            })
+            .into(),
+        long: Vec::new(),
+    }
+}
+
+#[test]
+fn phases_of_a_message_are_shown_side_by_side_over_machines() {
+    let (own, other) = (tempfile::tempdir(), tempfile::tempdir());
+    let (own, other) = (own.expect("a folder"), other.expect("a folder"));
+    let elsewhere = other.path().join("other-machine");
+    for (folder, o_s, l) in [(own.path(), 500.0, 2000.0), (&elsewhere, 900.0, 1000.0)] {
+        let mut profile = Profile::new("udp");
+        profile.point_to_point = Some(model(o_s, l));
+        profile.save_to(folder).expect("it can be written");
+    }
+    let phases = format!(
+        "predict --phases --bytes 1 --profiles {}",
+        elsewhere.display()
+    );
+    let told = lines(&dipole(own.path(), &format!("--json {phases}")));
+    let one = |line: &Value| {
+        let ns = |name: &str| line[name].as_f64().expect("a number");
+        let phases = [
+            "start_up_ns",
+            "send_ns",
+            "network_ns",
+            "delivery_ns",
+            "trip_ns",
+        ];
+        (
+            line["machine"].as_str().expect("text").to_owned(),
+            phases.map(ns),
+        )
+    };
+    let expected = [
+        ("here".to_owned(), [500.0, 0.0, 2000.0, 300.0, 2800.0]),
+        (
+            "other-machine".to_owned(),
+            [900.0, 0.0, 1000.0, 300.0, 2200.0],
+        ),
+    ];
+    assert_eq!(told.iter().map(one).collect::<Vec<_>>(), expected);
+    let shown = text(&dipole(own.path(), &phases));
+    // 40 letters for the longest trip.
+    let bar = format!("{}{}{}", "s".repeat(7), "n".repeat(29), "d".repeat(4));
+    assert!(shown.contains(&bar), "{shown}");
+    let long = dipole(own.path(), "predict --phases --bytes 1000000");
+    assert!(text(&long).contains("not one fragment"), "{}", text(&long));
+    let missing = dipole(own.path(), "predict --phases --profiles /nowhere");
+    assert!(
+        text(&missing).contains("has no profile"),
+        "{}",
+        text(&missing)
+    );
+}
+
+#[test]
+fn a_path_with_a_delay_is_calibrated_and_its_limits_are_shown() {
+    if let Some(why) = Testbed::why_not() {
+        eprintln!("SKIPPED: {why}");
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let command = "--json calibrate --quick --delay-us 500 --rate-mbit 1000";
+    let found = lines(&dipole(folder.path(), command));
+    let [found] = &found[..] else {
+        panic!("{found:?}");
+    };
+    assert_eq!(
+        (&found["link"], &found["place"]),
+        (&"udp".into(), &"path".into())
+    );
+    let wire: dipole_model::Wire = serde_json::from_value(found["wire"].clone()).expect("known");
+    assert_eq!((wire.mbit, wire.delay_ns), (1000, 500_000.0));
+    // However busy this machine is, nothing arrives earlier.
+    for one in found["short"].as_array().expect("short messages") {
+        let ns = one["trip_ns"]["median"].as_f64().expect("a number");
+        assert!(ns > 500_000.0, "{one}");
+    }
+    // The rate is kept over bursts that are longer than the shaper's.
+    let long = found["long"].as_array().expect("long messages");
+    let longest = long.last().expect("several");
+    let gap_ns = longest["g_r_ns"]["median"].as_f64().expect("a number");
+    let limit_ns = wire.gap_ns(16 << 10);
+    assert!(gap_ns > 0.8 * limit_ns, "{gap_ns} {limit_ns}");
+    let shown = dipole(folder.path(), "calibrate --quick --rate-mbit 1000");
+    let shown = text(&shown);
+    assert!(shown.contains("a network of 1000 Mbit/s"), "{shown}");
+    for refused in [
+        "--delay-us 5 --job",
+        "--rate-mbit 5 --on node",
+        "--delay-us 5 --link bpf",
+    ] {
+        let output = dipole(folder.path(), &format!("calibrate {refused}"));
+        assert_eq!(output.status.code(), Some(2), "{}", text(&output));
+    }
 }
 
 #[test]

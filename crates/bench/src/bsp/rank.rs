@@ -371,7 +371,6 @@ impl Rank<'_> {
             received: protocol.units_received,
             explicit_acks: protocol.explicit_acks,
             ack_requests: protocol.ack_requests,
-            implicit_acks: protocol.implicit_acks,
             duplicates,
             dropped: dropped - duplicates,
         })

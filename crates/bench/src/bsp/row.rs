@@ -1,5 +1,6 @@
 //! Computes the parameters of one contender from the output of its ranks.
 
+use dipole_model::Contention;
 use serde::Serialize;
 
 use super::Link;
@@ -173,6 +174,24 @@ impl Row {
             spray: bursts(&samples),
             packets: samples.packets,
             relations,
+        })
+    }
+}
+
+impl Row {
+    /// Returns the cost of relations with and without contention, by the call that is fastest for the
+    /// exchange. `None` if one was not measured.
+    pub fn contention(&self) -> Option<Contention> {
+        let of = |pattern| {
+            let same = self.relations.iter();
+            let same = same.filter(|one| one.pattern == pattern && one.call == self.call);
+            let longest = same.max_by_key(|one| one.h_bytes)?;
+            Some(longest.g_ns_per_byte.median)
+        };
+        Some(Contention {
+            one_to_many: of(Metric::Scatter)?,
+            many_to_one: of(Metric::Gather)?,
+            exchange: self.g_ns_per_byte,
         })
     }
 }

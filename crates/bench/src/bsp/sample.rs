@@ -61,8 +61,6 @@ pub struct Packets {
     pub explicit_acks: u64,
     /// Packets that only ask for an acknowledgement.
     pub ack_requests: u64,
-    /// Units acknowledged by the end of a superstep.
-    pub implicit_acks: u64,
     /// Packets received again.
     pub duplicates: u64,
     /// Packets dropped for other reasons.
@@ -79,7 +77,6 @@ impl Packets {
             received: how(self.received, other.received),
             explicit_acks: how(self.explicit_acks, other.explicit_acks),
             ack_requests: how(self.ack_requests, other.ack_requests),
-            implicit_acks: how(self.implicit_acks, other.implicit_acks),
             duplicates: how(self.duplicates, other.duplicates),
             dropped: how(self.dropped, other.dropped),
         }

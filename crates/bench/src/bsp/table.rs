@@ -5,6 +5,7 @@ use crate::bsp::row::{Ordered, Relation, Row};
 use crate::bsp::sample::Metric;
 use crate::output::new_table;
 use crate::statistics::as_float;
+use dipole_model::Pattern;
 use dipole_page::byte_size;
 
 pub(crate) fn all(rows: &[Row]) -> String {
@@ -12,6 +13,7 @@ pub(crate) fn all(rows: &[Row]) -> String {
         parameters(rows),
         empty(rows),
         relations(rows),
+        contention(rows),
         orders(rows),
         spray(rows),
         packets(rows),
@@ -107,6 +109,37 @@ fn relations(rows: &[Row]) -> String {
     format!(
         "\nlong h-relations, balanced (exchange) and skewed; mean and sd of single supersteps\n{table}\n"
     )
+}
+
+/// Table of contention: relations of the same h relative to one in which no messages meet.
+fn contention(rows: &[Row]) -> String {
+    let mut table = new_table("subject|link|p|one to many, ns/B|many to one|exchange", 2);
+    let mut is_empty = true;
+    for row in rows {
+        let Some(contention) = row.contention() else {
+            continue;
+        };
+        is_empty = false;
+        let factor = |pattern| {
+            let factor = contention.factor(pattern);
+            factor.map_or_else(dash, |factor| format!("x {factor:.2}"))
+        };
+        table.add_row(vec![
+            row.subject.to_owned(),
+            link(row),
+            row.p.to_string(),
+            digits(contention.one_to_many),
+            factor(Pattern::ManyToOne),
+            factor(Pattern::Exchange),
+        ]);
+    }
+    match is_empty {
+        true => String::new(),
+        false => format!(
+            "\ncontention: a byte of h when all ranks send to one, and in a complete exchange, relative to \
+             one rank\nsending to all\n{table}\n"
+        ),
+    }
 }
 
 /// Returns the longest relation of each pattern and call.
@@ -210,7 +243,7 @@ fn counts(rows: &[Row]) -> Vec<usize> {
 }
 
 fn packets(rows: &[Row]) -> String {
-    let headings = "link|p|packets|units|received|repeats|only acks|ack_requests|implicit acks|duplicates|\
+    let headings = "link|p|packets|units|received|repeats|only acks|ack_requests|duplicates|\
                     dropped";
     let mut table = new_table(headings, 1);
     let mut is_empty = true;
@@ -230,7 +263,6 @@ fn packets(rows: &[Row]) -> String {
                 share(packets.repeats),
                 share(packets.explicit_acks),
                 share(packets.ack_requests),
-                share(packets.implicit_acks),
                 packets.duplicates.to_string(),
                 packets.dropped.to_string(),
             ]);

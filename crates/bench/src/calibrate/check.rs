@@ -12,13 +12,14 @@ use dipole_page::byte_size;
 use serde::Serialize;
 
 use super::side::Metric;
-use super::{CalibrateError, placement};
+use super::{CalibrateError, MessagesArgs, placement};
 use crate::conditions::{machine_line, progress_bar};
+use crate::control::Part;
 use crate::failure::RunError;
 use crate::machine::{self, Cores};
 use crate::output::{Output, Record};
 use crate::statistics::Spread;
-use crate::testbed::{On, Testbed};
+use crate::testbed::Testbed;
 use crate::work::{Carrier, Placement, name_of};
 
 /// Lengths from 1 B to 4 MiB, most of which are not calibrated.
@@ -71,13 +72,12 @@ struct CheckRow {
 
 /// Compares predictions of the saved profiles of these links, or of all, with new measurements.
 pub(super) fn check_saved(
-    links: &[Carrier],
-    is_quick: bool,
+    arguments: &MessagesArgs,
     output: &mut Output<'_>,
 ) -> Result<ExitCode, Box<dyn Error>> {
-    let links = match links.is_empty() {
+    let links = match arguments.link.is_empty() {
         true => Carrier::value_variants(),
-        false => links,
+        false => &arguments.link,
     };
     let mut found = Vec::new();
     for link in links {
@@ -89,19 +89,19 @@ pub(super) fn check_saved(
     if found.is_empty() {
         return Err(CalibrateError::NoProfile.into());
     }
-    check(&found, is_quick, output)
+    check(&found, arguments, output)
 }
 
 /// Measures single trips over these links and compares them with predictions.
 fn check(
     links: &[(Carrier, PointToPoint)],
-    is_quick: bool,
+    arguments: &MessagesArgs,
     output: &mut Output<'_>,
 ) -> Result<ExitCode, Box<dyn Error>> {
     let cores = Cores::choose()?;
-    let testbed = Testbed::create(On::Auto)?;
+    let testbed = arguments.testbed()?;
     output.remark(&machine_line(cores))?;
-    let (bytes, rounds, each) = match is_quick {
+    let (bytes, rounds, each) = match arguments.quick {
         true => (&QUICK_BYTES[..], 1, QUICK_EACH),
         false => (&BYTES[..], ROUNDS, EACH),
     };
@@ -129,7 +129,13 @@ fn check(
         cache_line_ns.extend(machine::cache_line_ns(cores)?);
         for ((carrier, _), measured) in carriers.iter().zip(measured.chunks_mut(bytes.len())) {
             progress.set_message(format!("{}, round {round} of {rounds}", name_of(*carrier)));
-            let samples = super::measure(*carrier, each, Some(bytes), (&testbed, cores), None)?;
+            let samples = super::measure(
+                *carrier,
+                each,
+                Part::Trips(bytes.to_vec()),
+                (&testbed, cores),
+                None,
+            )?;
             let trips = samples
                 .into_iter()
                 .filter(|sample| sample.what == Metric::Trip);
@@ -254,7 +260,8 @@ impl Alongside {
         place: (&Testbed, Cores),
         profiles: &Path,
     ) -> Result<(), RunError> {
-        let samples = super::measure(carrier, self.each, Some(self.bytes), place, Some(profiles))?;
+        let part = Part::Trips(self.bytes.to_vec());
+        let samples = super::measure(carrier, self.each, part, place, Some(profiles))?;
         let trips = samples.into_iter().filter(|it| it.what == Metric::Trip);
         for (sample, all) in trips.zip(&mut self.measured[link]) {
             all.extend(Spread::of(sample.ns).map(|ns| ns.median));

@@ -2,7 +2,7 @@
 //!
 //! Every candidate is measured in single trips, in turns, by new processes that read it from a
 //! profile as any program does. The best one by geometric mean is chosen if it beats the built-in
-//! values by more than [`GAIN`], so that noise changes nothing.
+//! values by more than 3 %, so that noise changes nothing.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,8 +10,10 @@ use std::time::Duration;
 use dipole_model::Choices;
 use dipole_model::{Profile, ProfileError};
 
-use super::measure;
-use crate::calibrate::side::Metric;
+use super::crossover::{best, crossover};
+use super::{measure, sockets};
+use crate::calibrate::side::{Metric, Sample};
+use crate::control::Part;
 use crate::failure::RunError;
 use crate::machine::Cores;
 use crate::statistics::Spread;
@@ -19,8 +21,6 @@ use crate::testbed::Testbed;
 use crate::work::{Carrier, name_of};
 use dipole_page::byte_size;
 
-/// Minimum gain of a candidate over the built-in values.
-const GAIN: f64 = 0.03;
 const ROUNDS: usize = 3;
 const EACH: Duration = Duration::from_millis(15);
 /// Candidates for the longest message in one piece; at most the initial credit of an edge.
@@ -29,6 +29,16 @@ const EAGER_BYTES: [usize; 6] = [1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 3
 const EAGER_LENGTHS: [usize; 5] = [1500, 3000, 6000, 12_000, 24_000];
 const PIECE_BYTES: [usize; 4] = [8 << 10, 16 << 10, 32 << 10, 64 << 10];
 const PIECE_LENGTHS: [usize; 3] = [96 << 10, 256 << 10, 1 << 20];
+/// Lengths of messages that are sent whole or offered, which are the candidates, too.
+const WHOLE_BYTES: [usize; 7] = [
+    2 << 10,
+    4 << 10,
+    8 << 10,
+    16 << 10,
+    32 << 10,
+    64 << 10,
+    128 << 10,
+];
 const RUN_PACKETS: [usize; 4] = [1, 3, 6, 9];
 const RUN_LENGTHS: [usize; 4] = [3000, 6000, 10_000, 14_000];
 
@@ -51,22 +61,42 @@ pub(super) struct Trials<'a> {
 impl Trials<'_> {
     /// Finds the choices for this link.
     pub(super) fn find(&self) -> Result<Choices, ChoiceError> {
+        let choices = match self.carrier {
+            Carrier::Shm => self.in_memory()?,
+            Carrier::Udp | Carrier::Bpf => self.in_packets()?,
+        };
+        let whole_bytes = self.whole_bytes(choices)?;
+        Ok(Choices {
+            whole_bytes,
+            ..choices
+        })
+    }
+
+    fn in_packets(&self) -> Result<Choices, ChoiceError> {
         let none = Choices::default();
-        if self.carrier != Carrier::Shm {
-            let runs = RUN_PACKETS.map(|packets| Choices {
-                run_packets: Some(packets),
-                ..none
-            });
-            return self.best_of(none, &runs, &RUN_LENGTHS);
-        }
+        let runs = RUN_PACKETS.map(|packets| Choices {
+            run_packets: Some(packets),
+            ..none
+        });
+        self.best_of(none, &runs, &RUN_LENGTHS)
+    }
+
+    fn in_memory(&self) -> Result<Choices, ChoiceError> {
+        let none = Choices::default();
         let ends = [EAGER_BYTES[0], EAGER_BYTES[EAGER_BYTES.len() - 1]].map(|bytes| Choices {
             eager_bytes: Some(bytes),
             ..none
         });
         let times = self.times(&ends, &EAGER_LENGTHS)?;
-        let whole = crossover(&EAGER_LENGTHS, &times[1], &times[0]);
+        let built_in = Choices::BUILT_IN_EAGER_BYTES;
         let usual = Choices {
-            eager_bytes: whole,
+            eager_bytes: crossover(
+                &EAGER_LENGTHS,
+                (built_in, &EAGER_BYTES),
+                &times[1],
+                &times[0],
+            ),
+            socket_bytes: sockets::shortest_write((self.testbed, self.cores))?,
             ..none
         };
         let pieces = PIECE_BYTES.map(|bytes| Choices {
@@ -74,6 +104,30 @@ impl Trials<'_> {
             ..usual
         });
         self.best_of(usual, &pieces, &PIECE_LENGTHS)
+    }
+
+    /// Finds the longest message that an MPI program should send whole, with the other choices made.
+    /// `None` if the built-in value is as good.
+    fn whole_bytes(&self, others: Choices) -> Result<Option<usize>, ChoiceError> {
+        let folder = self.testbed.folder().join("transfers");
+        keep(others, self.carrier, &folder)?;
+        let mut rounds = [Metric::Whole, Metric::Offered].map(|what| (what, Rounds::default()));
+        for _ in 0..ROUNDS {
+            let place = (self.testbed, self.cores);
+            let part = Part::Transfers(WHOLE_BYTES.to_vec());
+            let samples = measure(self.carrier, EACH, part, place, Some(&folder))?;
+            for (what, rounds) in &mut rounds {
+                rounds.add(samples.iter().filter(|sample| sample.what == *what));
+            }
+        }
+        let [whole, offered] = rounds.map(|(_, rounds)| rounds.medians());
+        let built_in = others.whole_bytes(self.carrier == Carrier::Shm);
+        Ok(crossover(
+            &WHOLE_BYTES,
+            (built_in, &WHOLE_BYTES),
+            &whole,
+            &offered,
+        ))
     }
 
     /// Returns the best of the candidates, or the default.
@@ -98,22 +152,37 @@ impl Trials<'_> {
             keep(*choices, self.carrier, &folder).map(|_| folder)
         });
         let folders: Vec<PathBuf> = folders.collect::<Result<_, _>>()?;
-        let mut rounds = vec![vec![Vec::new(); lengths.len()]; candidates.len()];
+        let mut rounds: Vec<Rounds> = candidates.iter().map(|_| Rounds::default()).collect();
         for _ in 0..ROUNDS {
             for (folder, candidate) in folders.iter().zip(&mut rounds) {
                 let place = (self.testbed, self.cores);
-                let samples = measure(self.carrier, EACH, Some(lengths), place, Some(folder))?;
-                let trips = samples.into_iter().filter(|it| it.what == Metric::Trip);
-                for (sample, all) in trips.zip(candidate) {
-                    all.extend(Spread::of(sample.ns).map(|ns| ns.median));
-                }
+                let part = Part::Trips(lengths.to_vec());
+                let samples = measure(self.carrier, EACH, part, place, Some(folder))?;
+                candidate.add(samples.iter().filter(|it| it.what == Metric::Trip));
             }
         }
+        Ok(rounds.into_iter().map(Rounds::medians).collect())
+    }
+}
+
+/// Medians of the rounds of one method, by length.
+#[derive(Default)]
+struct Rounds(Vec<Vec<f64>>);
+
+impl Rounds {
+    /// Adds the samples of a round, one per length.
+    fn add<'a>(&mut self, samples: impl Iterator<Item = &'a Sample>) {
+        for (at, sample) in samples.enumerate() {
+            if self.0.len() <= at {
+                self.0.push(Vec::new());
+            }
+            self.0[at].extend(Spread::of(sample.ns.iter().copied()).map(|ns| ns.median));
+        }
+    }
+
+    fn medians(self) -> Vec<f64> {
         let median = |all: Vec<f64>| Spread::of(all).map_or(f64::INFINITY, |ns| ns.median);
-        let medians = rounds
-            .into_iter()
-            .map(|candidate| candidate.into_iter().map(median).collect());
-        Ok(medians.collect())
+        self.0.into_iter().map(median).collect()
     }
 }
 
@@ -128,55 +197,26 @@ pub(super) fn keep(
     profile.save_to(folder)
 }
 
-/// Returns the longest message that should be sent in one piece, from the times of both methods.
-/// `None` if the built-in value is as good.
-fn crossover(lengths: &[usize], whole: &[f64], long: &[f64]) -> Option<usize> {
-    let times = |limit: usize| -> Vec<f64> {
-        let both = lengths.iter().zip(whole.iter().zip(long));
-        both.map(|(length, (whole, long))| if *length <= limit { *whole } else { *long })
-            .collect()
-    };
-    let limits: Vec<usize> = [Choices::BUILT_IN_EAGER_BYTES]
-        .into_iter()
-        .chain(EAGER_BYTES)
-        .collect();
-    let all: Vec<Vec<f64>> = limits.iter().map(|limit| times(*limit)).collect();
-    match best(&all) {
-        0 => None,
-        other => Some(limits[other]),
-    }
-}
-
-/// Returns the candidate with the smallest geometric mean over all lengths, or the first one unless
-/// another is clearly faster.
-fn best(times: &[Vec<f64>]) -> usize {
-    let cost = |times: &Vec<f64>| times.iter().map(|ns| ns.max(1.0).ln()).sum::<f64>();
-    let costs: Vec<f64> = times.iter().map(cost).collect();
-    let least = (0..costs.len()).min_by(|one, other| costs[*one].total_cmp(&costs[*other]));
-    let Some(least) = least else { return 0 };
-    // A crossover changes the method of a few lengths. Each of these must gain this much.
-    let moved = times[least]
-        .iter()
-        .zip(&times[0])
-        .filter(|(one, usual)| one != usual);
-    let enough = (1.0 + GAIN).ln() * moved.count() as f64;
-    match costs[0] - costs[least] > enough {
-        true => least,
-        false => 0,
-    }
-}
-
 pub(super) fn description(choices: &Choices) -> String {
     let Choices {
         eager_bytes,
         piece_bytes,
         run_packets,
+        whole_bytes,
+        socket_bytes,
     } = *choices;
     let words = [
         eager_bytes
             .map(|bytes| format!("messages are sent in one piece up to {}", byte_size(bytes))),
         piece_bytes.map(|bytes| format!("longer ones in pieces of {}", byte_size(bytes))),
         run_packets.map(|most| format!("up to {most} packets share a datagram")),
+        whole_bytes.map(|bytes| format!("MPI sends up to {} whole", byte_size(bytes))),
+        socket_bytes.map(|bytes| {
+            format!(
+                "TCP programs write from {} on through memory",
+                byte_size(bytes)
+            )
+        }),
     ];
     let words: Vec<String> = words.into_iter().flatten().collect();
     match words.is_empty() {
@@ -190,51 +230,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_crossover_is_where_the_times_cross_if_that_gains_enough() {
-        let lengths = &EAGER_LENGTHS;
-        let long: Vec<f64> = lengths
-            .iter()
-            .map(|bytes| 3000.0 + 0.05 * *bytes as f64)
-            .collect();
-        let whole = |each: f64| -> Vec<f64> {
-            lengths
-                .iter()
-                .map(|bytes| 300.0 + each * *bytes as f64)
-                .collect()
-        };
-        // Both methods are equal at 2700 / (each - 0.05).
-        assert_eq!(crossover(lengths, &whole(0.7), &long), Some(4 << 10));
-        assert_eq!(crossover(lengths, &whole(0.09), &long), Some(31 << 10));
-        assert_eq!(
-            crossover(lengths, &whole(0.18), &long),
-            None,
-            "it is built in"
-        );
-        assert_eq!(crossover(lengths, &whole(5.0), &long), Some(1 << 10));
-    }
-
-    #[test]
-    fn noise_changes_nothing() {
-        let usual = vec![1000.0, 2000.0];
-        assert_eq!(best(&[usual.clone(), vec![990.0, 1990.0]]), 0);
-        assert_eq!(
-            best(&[usual.clone(), vec![1000.0, 1900.0]]),
-            1,
-            "one length, by 5 %"
-        );
-        assert_eq!(best(&[usual, vec![900.0, 1900.0], vec![800.0, 1700.0]]), 2);
-        assert_eq!(best(&[]), 0);
-    }
-
-    #[test]
     fn choices_have_a_description() {
         assert_eq!(description(&Choices::default()), "built-in crossovers");
         let choices = Choices {
             eager_bytes: Some(8 << 10),
             piece_bytes: Some(32 << 10),
-            run_packets: None,
+            whole_bytes: Some(16 << 10),
+            ..Choices::default()
         };
-        let text = "messages are sent in one piece up to 8 KiB, longer ones in pieces of 32 KiB";
+        let text = "messages are sent in one piece up to 8 KiB, longer ones in pieces of 32 KiB, MPI \
+                    sends up to 16 KiB whole";
         assert_eq!(description(&choices), text);
     }
 }

@@ -4,11 +4,11 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use dipole_model::PointToPoint;
+use dipole_model::{PointToPoint, Wire};
 use dipole_node::job::Job;
 use dipole_node::{Address, Config, Endpoint, Node};
 
-use super::{CalibrateError, Link, MessagesArgs, copies, parameters, save, show, side};
+use super::{CalibrateError, Link, MessagesArgs, copies, parameters, save, show, side, wire};
 use crate::conditions::progress_bar;
 use crate::dipole::{SPIN, failed};
 use crate::machine;
@@ -56,6 +56,10 @@ pub(super) fn calibrate(
             let found = found.ok_or_else(|| CalibrateError::Incomplete {
                 link: name_of(carrier),
             })?;
+            let found = PointToPoint {
+                wire: wire(&node, carrier, arguments.wire_mbit),
+                ..found
+            };
             tell(&endpoint, &found)?;
             found
         }
@@ -95,6 +99,22 @@ fn carrier(node: &Node) -> Carrier {
         true => Carrier::Shm,
         false if stats.bpf.is_some() => Carrier::Bpf,
         false => Carrier::Udp,
+    }
+}
+
+/// Returns the network that has carried the messages, if it was one.
+fn wire(node: &Node, carrier: Carrier, given_mbit: Option<u64>) -> Option<Wire> {
+    if carrier == Carrier::Shm {
+        return None;
+    }
+    let known = wire::of_address(node.ports().small.ip());
+    match (known, given_mbit) {
+        (known, None) => known,
+        (known, Some(mbit)) => Some(Wire {
+            mbit,
+            mtu_bytes: known.map_or(1500, |known| known.mtu_bytes),
+            delay_ns: 0.0,
+        }),
     }
 }
 

@@ -11,10 +11,13 @@
 mod check;
 mod choices;
 pub mod copies;
+mod crossover;
 mod job;
 pub mod parameters;
 pub mod side;
+pub mod sockets;
 mod table;
+mod wire;
 
 use std::error::Error;
 use std::fs;
@@ -33,7 +36,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::conditions::{closing_line, machine_line, progress_bar};
-use crate::control::{Ready, SIDE_ARGUMENTS, Task};
+use crate::control::{Part, Ready, SIDE_ARGUMENTS, Task};
 use crate::estimate::Estimate;
 use crate::failure::RunError;
 use crate::launch;
@@ -42,7 +45,7 @@ use crate::machine;
 use crate::machine::{Cores, Stolen};
 use crate::output::Output;
 use crate::subject::Subject;
-use crate::testbed::{On, Testbed};
+use crate::testbed::{On, SlowPath, Testbed, TestbedError};
 use crate::work::{Carrier, Kind, Placement, Role, Workload, name_of};
 use side::Sample;
 
@@ -67,6 +70,19 @@ pub struct MessagesArgs {
     /// Where the two processes of udp and bpf run
     #[arg(long, value_enum, default_value_t = On::Auto)]
     on: On,
+    /// Hold every packet of udp for this long on its way between two network namespaces (needs root).
+    /// Set DIPOLE_PROFILE to keep such a profile apart from that of this machine
+    #[arg(long, value_name = "US", conflicts_with_all = ["job", "on"],
+          value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    delay_us: Option<u64>,
+    /// Send packets of udp at this rate between two network namespaces (needs root)
+    #[arg(long, value_name = "MBIT", conflicts_with_all = ["job", "on"],
+          value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    rate_mbit: Option<u64>,
+    /// Speed of the network, for the limits next to the parameters [default: what the driver reports]
+    #[arg(long, value_name = "MBIT", requires = "job",
+          value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    wire_mbit: Option<u64>,
     /// Measure between the two processes of a job, started on two nodes by dipole run or another
     /// launcher, over the link in DIPOLE_LINK; save on each node
     #[arg(long, conflicts_with_all = ["link", "on"])]
@@ -106,6 +122,19 @@ enum CalibrateError {
     Incomplete { link: String },
 }
 
+impl MessagesArgs {
+    /// Creates the testbed that the options describe.
+    fn testbed(&self) -> Result<Testbed, TestbedError> {
+        match (self.delay_us, self.rate_mbit) {
+            (None, None) => Testbed::create(self.on),
+            (delay_us, rate_mbit) => Testbed::on_path(SlowPath {
+                delay: delay_us.map(Duration::from_micros),
+                rate_mbit,
+            }),
+        }
+    }
+}
+
 /// Results of one link.
 struct Link {
     carrier: Carrier,
@@ -134,7 +163,7 @@ pub fn calibrate(
         false => (ROUNDS, EACH),
     };
     if arguments.check && !arguments.anew {
-        return check::check_saved(&arguments.link, arguments.quick, output);
+        return check::check_saved(arguments, output);
     }
     if arguments.job {
         return job::calibrate(arguments, (rounds, each), output);
@@ -150,7 +179,7 @@ fn calibrate_here(
 ) -> Result<ExitCode, Box<dyn Error>> {
     let begun = Instant::now();
     let cores = Cores::choose()?;
-    let testbed = Testbed::create(arguments.on)?;
+    let testbed = arguments.testbed()?;
     let carriers = carriers(arguments, &testbed)?;
     output.remark(&machine_line(cores))?;
     let apart = testbed.description();
@@ -185,6 +214,10 @@ fn calibrate_here(
             parameters::of(place, &rounds, distance).ok_or_else(|| CalibrateError::Incomplete {
                 link: name_of(carrier),
             })?;
+        let found = PointToPoint {
+            wire: testbed.wire(placement(carrier)),
+            ..found
+        };
         links.push(Link {
             carrier,
             found,
@@ -248,7 +281,13 @@ impl Run<'_> {
                 self.progress
                     .set_message(format!("{link}, round {round} of {rounds}"));
                 let place = (self.testbed, self.cores);
-                samples.push(measure(*carrier, each, None, place, Some(&self.profiles))?);
+                samples.push(measure(
+                    *carrier,
+                    each,
+                    Part::All,
+                    place,
+                    Some(&self.profiles),
+                )?);
                 if let Some(alongside) = &mut alongside {
                     alongside.measure((number, *carrier), place, &self.profiles)?;
                 }
@@ -285,7 +324,7 @@ fn show(links: &[Link], copies: &[CopyCost], output: &mut Output<'_>) -> io::Res
     for link in links {
         match output.json {
             true => output.print_json(&LinkRow::of(link, copies))?,
-            false => output.print(&table::of_link(link))?,
+            false => output.print(&table::of_link(link, copies))?,
         }
     }
     if !output.json {
@@ -305,7 +344,9 @@ fn carriers(arguments: &MessagesArgs, testbed: &Testbed) -> Result<Vec<Carrier>,
     let has_bpf = is_apart && dipole_bpf::has_capabilities();
     let mut carriers = arguments.link.clone();
     if carriers.is_empty() {
+        let is_slow = arguments.delay_us.or(arguments.rate_mbit).is_some();
         carriers = match arguments.on {
+            _ if is_slow => vec![Carrier::Udp],
             On::Node => vec![Carrier::Shm],
             _ => vec![Carrier::Shm, Carrier::Udp],
         };
@@ -329,12 +370,12 @@ fn placement(carrier: Carrier) -> Placement {
     }
 }
 
-/// Measures a round of one link with two new processes: all samples, or single trips only. The
-/// processes use the profiles in this folder, or the user's.
+/// Measures a round of one link with two new processes. The processes use the profiles in this
+/// folder, or the user's.
 fn measure(
     carrier: Carrier,
     each: Duration,
-    trips: Option<&[usize]>,
+    part: Part,
     (testbed, cores): (&Testbed, Cores),
     profiles: Option<&Path>,
 ) -> Result<Vec<Sample>, RunError> {
@@ -360,10 +401,7 @@ fn measure(
         // Warnings about waiting for a core are unnecessary: the samples show it.
         environment.push(("DIPOLE_LOG", "error".into()));
         environment.extend(profiles.map(|folder| (variables::PROFILE, folder.into())));
-        let task = Task::Calibrate(
-            launch::job(&entry, testbed, cores, role),
-            trips.map(<[_]>::to_vec),
-        );
+        let task = Task::Calibrate(launch::job(&entry, testbed, cores, role), part.clone());
         let (who, _) = role.own_and_other("leading side", "following side");
         Worker::start(who.to_owned(), &SIDE_ARGUMENTS, &task, environment)
     };

@@ -71,6 +71,7 @@ pub fn of(
         rounds: u32::try_from(rounds.len()).ok()?,
         fragment_bytes: FRAGMENT_BYTES,
         cache_line_ns,
+        wire: None,
         short: SHORT_BYTES.into_iter().map(short).collect::<Option<_>>()?,
         long: LONG_BYTES.into_iter().map(long).collect::<Option<_>>()?,
     })

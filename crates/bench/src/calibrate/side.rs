@@ -8,11 +8,11 @@ use std::hint::spin_loop;
 use std::io;
 use std::time::{Duration, Instant};
 
-use dipole_node::{Address, Endpoint, EndpointId, Message};
+use dipole_node::{Address, Endpoint, EndpointId, Message, RegionKey, RegionMemory, Rights};
 use serde::{Deserialize, Serialize};
 
 use crate::channel::{broken, timed_out};
-use crate::control::Job;
+use crate::control::{Job, Part};
 use crate::dipole::{check_carrier, endpoints, failed, open_node};
 use crate::machine;
 use crate::peers::Meet;
@@ -60,6 +60,11 @@ const LYING: u32 = 32;
 /// Time between the arrival of a burst and its pick-up, in which the receiver makes no calls.
 const LIES: Duration = Duration::from_micros(600);
 const CLOCK_READINGS: u32 = 1000;
+/// Rights of the receiver of an offered message.
+const READABLE: Rights = Rights {
+    get: true,
+    ..Rights::NONE
+};
 
 /// The quantity that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,6 +81,10 @@ pub enum Metric {
     /// Time between two messages of a burst at the sender, and at the receiver.
     SendGap,
     ReceiveGap,
+    /// Time until a message is in the receiver's buffer, and a short reply has returned: sent whole and
+    /// copied on both sides, or offered and fetched by the receiver.
+    Whole,
+    Offered,
 }
 
 /// All repetitions of a measurement in one round.
@@ -104,6 +113,16 @@ enum Command {
         bytes: usize,
         count: u32,
     },
+    /// Copy this many messages, and reply to each.
+    Copy {
+        bytes: usize,
+        count: u32,
+    },
+    /// Fetch this many messages from the leading side's memory, and reply to each.
+    Fetch {
+        bytes: usize,
+        count: u32,
+    },
     End,
 }
 
@@ -114,6 +133,8 @@ impl Command {
             Command::Gaps { bytes, count } => [1, bytes as u64, u64::from(count)],
             Command::PickUp { bytes, count } => [2, bytes as u64, u64::from(count)],
             Command::End => [3, 0, 0],
+            Command::Copy { bytes, count } => [4, bytes as u64, u64::from(count)],
+            Command::Fetch { bytes, count } => [5, bytes as u64, u64::from(count)],
         };
         let mut text = [0; 24];
         for (place, number) in text.chunks_exact_mut(8).zip([kind, bytes, count]) {
@@ -135,14 +156,15 @@ impl Command {
             1 => Some(Command::Gaps { bytes, count }),
             2 => Some(Command::PickUp { bytes, count }),
             3 => Some(Command::End),
+            4 => Some(Command::Copy { bytes, count }),
+            5 => Some(Command::Fetch { bytes, count }),
             _ => None,
         }
     }
 }
 
-/// Takes part as either side. The leading side sends the samples to the parent: all of them, or
-/// single trips of messages of some lengths.
-pub fn take_part(job: &Job, trips: Option<&[usize]>, meet: Meet) -> io::Result<()> {
+/// Takes part as either side. The leading side sends the samples to the parent.
+pub fn take_part(job: &Job, part: &Part, meet: Meet) -> io::Result<()> {
     if let Some(path) = &job.namespace {
         machine::enter_namespace(path)?;
     }
@@ -153,13 +175,16 @@ pub fn take_part(job: &Job, trips: Option<&[usize]>, meet: Meet) -> io::Result<(
     meet(Vec::new())?;
     let to = Address::new(job.other_node, other);
     endpoint.target(to).map_err(failed)?;
-    let mut place = Place::new(&endpoint, trips.unwrap_or(&LONG_BYTES));
-    match job.role {
-        Role::Lead => match trips {
-            None => place.lead(job.work.duration)?,
-            Some(lengths) => place.trips(lengths, job.work.duration)?,
-        },
-        Role::Follow => place.follow()?,
+    let lengths = match part {
+        Part::All => &LONG_BYTES[..],
+        Part::Trips(lengths) | Part::Transfers(lengths) => lengths,
+    };
+    let mut place = Place::new(&endpoint, lengths);
+    match (job.role, part) {
+        (Role::Lead, Part::All) => place.lead(job.work.duration)?,
+        (Role::Lead, Part::Trips(_)) => place.trips(lengths, job.work.duration)?,
+        (Role::Lead, Part::Transfers(_)) => place.transfers(lengths, job.work.duration)?,
+        (Role::Follow, _) => place.follow()?,
     }
     let samples = place.samples;
     check_carrier(Some(job.carrier), &node.stats())?;
@@ -243,6 +268,69 @@ impl<'a> Place<'a> {
         self.command(Command::End)
     }
 
+    /// Measures messages until they are in the receiver's buffer, by both methods in turns.
+    fn transfers(&mut self, lengths: &[usize], each: Duration) -> io::Result<()> {
+        self.round_trips(1, 50)?;
+        for &bytes in lengths {
+            let count = self.fitting(bytes, each)?;
+            self.command(Command::Copy { bytes, count })?;
+            let mut whole = Vec::with_capacity(count as usize);
+            let mut scratch = Vec::with_capacity(bytes);
+            for _ in 0..count {
+                let begun = Instant::now();
+                scratch.clear();
+                scratch.extend_from_slice(&self.payload[..bytes]);
+                self.endpoint.send(&scratch).map_err(failed)?;
+                self.receive_of(1)?;
+                whole.push(self.since(begun));
+            }
+            self.command(Command::Fetch { bytes, count })?;
+            let memory = RegionMemory::new(bytes).map_err(failed)?;
+            let mut offered = Vec::with_capacity(count as usize);
+            for _ in 0..count {
+                let begun = Instant::now();
+                let region = self.endpoint.open_region(memory.clone(), READABLE);
+                let region = region.map_err(failed)?;
+                let key = region.key().0.to_le_bytes();
+                self.endpoint.send(&key).map_err(failed)?;
+                self.receive_of(1)?;
+                drop(region);
+                offered.push(self.since(begun));
+            }
+            self.tell(Metric::Whole, bytes, whole);
+            self.tell(Metric::Offered, bytes, offered);
+        }
+        self.command(Command::End)
+    }
+
+    fn copy(&mut self, bytes: usize, count: u32) -> io::Result<()> {
+        for _ in 0..count {
+            let message = self.receive_of(bytes)?;
+            self.payload[..bytes].copy_from_slice(&message);
+            drop(message);
+            self.send(1)?;
+        }
+        Ok(())
+    }
+
+    fn fetch(&mut self, bytes: usize, count: u32) -> io::Result<()> {
+        let mut edge = None;
+        for _ in 0..count {
+            let offer = self.receive_of(size_of::<u64>())?;
+            let key = offer.first_chunk().copied().map_or(0, u64::from_le_bytes);
+            if edge.is_none() {
+                edge = Some(self.endpoint.edge(offer.source()).map_err(failed)?);
+            }
+            let into = &mut self.payload[..bytes];
+            if let Some(edge) = &edge {
+                edge.get(RegionKey(key), 0, into, GIVE_UP).map_err(failed)?;
+            }
+            drop(offer);
+            self.send(1)?;
+        }
+        Ok(())
+    }
+
     fn follow(&mut self) -> io::Result<()> {
         loop {
             let told = self.receive()?;
@@ -277,6 +365,8 @@ impl<'a> Place<'a> {
                     took.remove(0);
                     self.answer(&took)?;
                 }
+                Command::Copy { bytes, count } => self.copy(bytes, count)?,
+                Command::Fetch { bytes, count } => self.fetch(bytes, count)?,
                 Command::End => return Ok(()),
             }
         }
@@ -469,6 +559,8 @@ mod tests {
                 count: 7,
             },
             Command::PickUp { bytes: 9, count: 0 },
+            Command::Copy { bytes: 8, count: 5 },
+            Command::Fetch { bytes: 7, count: 6 },
             Command::End,
         ];
         for command in all {

@@ -10,7 +10,7 @@ use crate::abi::endpoint::FidEp;
 use crate::abi::errno::{FI_EINVAL, FI_EMSGSIZE, FI_EOPNOTSUPP};
 use crate::arithmetic::{Mode, Operation};
 use crate::completion::lock;
-use crate::exchange::{AtomicRequest, EAGER_BYTES};
+use crate::exchange::{AtomicRequest, INJECT_BYTES};
 use crate::ffi::{Failure, borrow, call, write_at};
 use crate::memory::{MAX_PIECES, Pieces};
 
@@ -127,7 +127,7 @@ unsafe fn request(
     {
         return Err(Failure(FI_EINVAL));
     }
-    if length > EAGER_BYTES {
+    if length > INJECT_BYTES {
         return Err(Failure(FI_EMSGSIZE));
     }
     let flags = flags.unwrap_or_else(|| ep.transmit.flags());
@@ -296,7 +296,7 @@ unsafe fn inject_request(
     let operands = unsafe { pieces(arrays.operands, operation.size()) }?;
     match operands.length() {
         0 => return Err(Failure(FI_EINVAL)),
-        1..=EAGER_BYTES => {}
+        1..=INJECT_BYTES => {}
         _ => return Err(Failure(FI_EMSGSIZE)),
     }
     let request = AtomicRequest {
@@ -511,7 +511,7 @@ fn limits(mode: Mode, datatype: c_int, op: c_int) -> Result<AtomicAttr, Failure>
     let operation = Operation::new(mode, datatype, op).ok_or(Failure(FI_EOPNOTSUPP))?;
     let size = operation.size();
     Ok(AtomicAttr {
-        count: EAGER_BYTES / size,
+        count: INJECT_BYTES / size,
         size,
     })
 }

@@ -7,7 +7,7 @@ use crate::abi::endpoint::{FidEp, Msg, MsgOps};
 use crate::abi::errno::{FI_EINVAL, FI_EMSGSIZE};
 use crate::abi::fabric::{FI_DELIVERY_COMPLETE, FI_INJECT, FI_MULTI_RECV, FI_REMOTE_CQ_DATA};
 use crate::completion::lock;
-use crate::exchange::{EAGER_BYTES, ReceiveRequest, SendRequest};
+use crate::exchange::{INJECT_BYTES, ReceiveRequest, SendRequest};
 use crate::ffi::{Failure, borrow, call};
 use crate::matching::Criteria;
 use crate::memory::Pieces;
@@ -44,7 +44,7 @@ impl Ep {
     ) -> Result<isize, Failure> {
         let CompletionMode { flags, notify } = completion;
         let is_injected = flags & FI_INJECT != 0;
-        if is_injected && from.length() > EAGER_BYTES {
+        if is_injected && from.length() > INJECT_BYTES {
             return Err(Failure(FI_EMSGSIZE));
         }
         let name = self.name(label.to)?;

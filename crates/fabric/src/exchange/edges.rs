@@ -20,6 +20,8 @@ pub(super) struct PeerEdge {
     pub(super) waiting: VecDeque<Waiting>,
     /// The peer is reached through shared memory, where batching gains nothing.
     pub(super) shares_memory: bool,
+    /// Longest message that is sent whole. The receiver gets longer ones from the sender's memory.
+    pub(super) whole_bytes: usize,
     /// The peer wants messages to be offered.
     pub(super) is_throttled: bool,
     /// This endpoint wants the peer to offer its messages.
@@ -73,7 +75,13 @@ impl PeerEdges {
     }
 
     /// Adds an edge and returns its index.
-    pub(super) fn insert(&mut self, number: u64, edge: Edge, shares_memory: bool) -> usize {
+    pub(super) fn insert(
+        &mut self,
+        number: u64,
+        edge: Edge,
+        shares_memory: bool,
+        whole_bytes: usize,
+    ) -> usize {
         let index = self.list.len();
         self.by_number.insert(number, index);
         self.shares_memory |= shares_memory;
@@ -81,6 +89,7 @@ impl PeerEdges {
             edge,
             waiting: VecDeque::new(),
             shares_memory,
+            whole_bytes,
             is_throttled: false,
             is_throttling: false,
             number,

@@ -292,6 +292,14 @@ fn a_directory_that_others_can_change_or_own_is_refused() {
     std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
     let refused = Registry::open(&open, NodeId(1)).unwrap_err();
     assert!(matches!(refused, RegistryError::OpenToOthers { .. }));
+    assert!(refused.to_string().contains("chmod go-w"), "{refused}");
+    // On /tmp that would lock out all other users.
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o1777)).unwrap();
+    let shared = Registry::open(&open, NodeId(1)).unwrap_err().to_string();
+    assert!(
+        !shared.contains("chmod") && shared.contains("a directory in it"),
+        "{shared}"
+    );
     let own = open.join("own");
     for (mode, is_refused) in [
         (0o777, true),

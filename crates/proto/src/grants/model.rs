@@ -1,6 +1,6 @@
 //! Explores, within small bounds, all orders in which peers start, packets arrive and
 //! acknowledgements are sent after the queue has overflowed: grants are conserved, and no peer
-//! starves. Spec §6.7, §8.
+//! starves. Spec §6.6, §8.
 
 use alloc::collections::BTreeSet;
 use alloc::string::String;

@@ -1,4 +1,4 @@
-//! Windows and backlogs that the two sides have announced to each other. Spec §6.7.
+//! Windows and backlogs that the two sides have announced to each other. Spec §6.6.
 
 use crate::holes::widen;
 use serde::{Deserialize, Serialize};

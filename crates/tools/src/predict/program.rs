@@ -167,6 +167,8 @@ mod tests {
             g_ns_per_byte: 2.0,
             l_ci_ns: 3.0,
             g_sd: 0.0,
+            contention: None,
+            copy_ns_per_byte: None,
             s_mflops: 1000.0,
             basis: Basis::Measured,
         }

@@ -4,10 +4,12 @@ mod program;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
+use dipole_bench::SOCKETS_MIN_BYTES;
+use dipole_model::Choices;
 
 use crate::output::Failure;
 use program::Obstacle;
@@ -25,17 +27,6 @@ pub(crate) struct SocketsArgs {
 }
 
 const PRELOAD: &str = "LD_PRELOAD";
-
-/// The library that belongs to this program: installed with it, or built next to it.
-fn library() -> Option<PathBuf> {
-    let program = std::env::current_exe().ok()?.canonicalize().ok()?;
-    let folder = program.parent()?;
-    let installed = folder.join("../lib/libdipole-sockets.so");
-    let built = folder.join("libdipole_sockets.so");
-    [installed, built]
-        .into_iter()
-        .find_map(|path| path.canonicalize().ok())
-}
 
 /// Libraries to preload: this one before those of the user, or after them if the sanitizer is among them.
 fn preload(library: &Path) -> Result<OsString, Failure> {
@@ -78,8 +69,24 @@ fn report(program: &OsStr) -> bool {
     obstacle.is_fatal()
 }
 
+/// The shortest write through shared memory that `dipole calibrate` has found, unless the user has
+/// set another.
+fn calibrated_bytes() -> Option<usize> {
+    if std::env::var_os(SOCKETS_MIN_BYTES).is_some() {
+        return None;
+    }
+    let directory = dipole_node::profile_dir()?;
+    match Choices::load(&directory, "shm") {
+        Ok(choices) => choices.socket_bytes,
+        Err(error) => {
+            eprintln!("dipole sockets: {error}; using default settings");
+            None
+        }
+    }
+}
+
 pub(crate) fn execute(args: &SocketsArgs) -> Result<ExitCode, Failure> {
-    let library = library().ok_or_else(|| {
+    let library = dipole_bench::sockets_library().ok_or_else(|| {
         Failure::from(
             "libdipole-sockets.so is not installed with this program; `cargo xtask install` does",
         )
@@ -89,6 +96,9 @@ pub(crate) fn execute(args: &SocketsArgs) -> Result<ExitCode, Failure> {
         .map_err(|cause| Failure::from(format!("this program's own path: {cause}")))?;
     let mut command = std::process::Command::new(program);
     command.args(arguments).env("DIPOLE_PROGRAM", own);
+    if let Some(bytes) = calibrated_bytes() {
+        command.env(SOCKETS_MIN_BYTES, bytes.to_string());
+    }
     let preload = preload(&library)?;
     if !report(program) {
         command.env(PRELOAD, preload);
