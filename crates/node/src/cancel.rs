@@ -7,15 +7,16 @@ use dipole_driver::Timeout;
 
 use crate::error::SendError;
 
-/// How long an operation waits until it asks whether to end.
+/// How long an operation waits until it looks whether to end.
 const SLICE: Duration = Duration::from_millis(100);
 
 thread_local! {
     static CHECK: Cell<Option<fn() -> bool>> = const { Cell::new(None) };
 }
 
-/// Runs `body`, in which collective calls of this thread, and operations on the memory of peers that have
-/// an answer, ask `check` now and then while they wait, at least once a second, and fail if it returns true. `check` is called without locks of the library.
+/// Runs `body`, in which collective calls of this thread, and operations on a peer's memory that wait for
+/// an answer, call `check` at least once a second while they wait, and fail if it returns true. `check` is
+/// called without locks of the library.
 pub fn cancellable<R>(check: fn() -> bool, body: impl FnOnce() -> R) -> R {
     struct Reset(Option<fn() -> bool>);
     impl Drop for Reset {

@@ -1,4 +1,4 @@
-"""What differs between event loops: those of asyncio, uvloop among them, and trio, also under anyio."""
+"""Calls that differ between event loops: those of asyncio, uvloop among them, and of trio, also under anyio."""
 
 import asyncio
 import sys

@@ -170,7 +170,7 @@ _current: Program | None = None
 
 
 def current() -> Program:
-    """The program that this process has begun. Raises Closed if there is none."""
+    """The program that this process has begun. Raises Closed if it has not."""
     if _current is None:
         raise Closed("the process has not begun a BSP program")
     return _current
