@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn a_wait_in_slices_ends_in_time_or_when_it_is_cancelled() {
-        let target = dipole_engine::Address::new(1, 7);
+        let target = crate::address::Address::new(1, 7);
         let timed_out = |slice: Timeout| -> Result<(), SendError> {
             let waited = slice.duration();
             Err(SendError::TimedOut { target, waited })

@@ -20,6 +20,7 @@ messages of a superstep take effect at its end. An exception in one rank ends th
 import contextlib
 import functools
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -57,6 +58,8 @@ class Program:
         self._native = native
         self.rank: int = native.rank
         self.size: int = native.size
+        # Code and instruction of the last call of `sync`.
+        self._last_sync: tuple[types.CodeType, int] | None = None
 
     @property
     def time(self) -> float:
@@ -98,13 +101,23 @@ class Program:
 
     def sync(self) -> None:
         """Ends the superstep: returns when all ranks have ended it and everything has arrived."""
-        self._native.sync(_place())
+        caller = _caller()
+        place = caller.f_code, caller.f_lasti
+        if place == self._last_sync:
+            # In a loop, finding the line again would take longer than a superstep.
+            self._native.sync()
+        else:
+            self._native.sync((caller.f_code.co_filename, caller.f_lineno))
+            self._last_sync = place
 
     def reshuffle(
         self, layouts: tuple[_dipole.Layout, _dipole.Layout], source: Any, target: Any
     ) -> None:
         """Moves an array between two distributions, for `Distributed`."""
-        self._native.reshuffle(layouts, source, target, _place())
+        caller = _caller()
+        self._last_sync = None
+        place = caller.f_code.co_filename, caller.f_lineno
+        self._native.reshuffle(layouts, source, target, place)
 
     def checkpoint(self) -> None:
         """Requests a checkpoint of the program at the end of the superstep, with all its arrays. Needs
@@ -149,12 +162,12 @@ class Program:
 _OWN_FILES = {__file__, contextlib.__file__, __file__.replace("bsp.py", "_distributed.py")}
 
 
-def _place() -> tuple[str, int]:
-    """Source file and line of the program's call."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename in _OWN_FILES:
+def _caller() -> types.FrameType:
+    """The program's call."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename in _OWN_FILES and frame.f_back is not None:
         frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
+    return frame
 
 
 def __getattr__(name: str) -> Any:

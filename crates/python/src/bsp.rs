@@ -294,10 +294,13 @@ impl Bsp {
         requested.map_err(|failure| failed(py, &failure))
     }
 
-    /// Ends the superstep; `place` is the caller's source file and line, for traces.
+    /// Ends the superstep; `place` is the caller's source file and line, for traces. Without it, the
+    /// last one is still valid.
     #[pyo3(signature = (place=None))]
     fn sync(&self, py: Python<'_>, place: Option<(String, u32)>) -> PyResult<()> {
-        self.lock(py).set_call("sync", place);
+        if place.is_some() {
+            self.lock(py).set_call("sync", place);
+        }
         self.end_superstep(py, false)
     }
 
