@@ -2,7 +2,6 @@
 
 #![allow(missing_docs, reason = "tests")]
 
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -299,29 +298,4 @@ fn examples() {
         let output = run(job.arg(folder.join(name)));
         assert!(output.contains(expected), "{output}");
     }
-}
-
-#[test]
-fn echo_service() {
-    let Some(python) = interpreter() else {
-        return;
-    };
-    let package = package();
-    let command = |role: &str| {
-        let mut command = with_dipole(&python, package.path());
-        command.arg(examples_folder().join("echo.py")).arg(role);
-        command
-    };
-    let serving = command("serve").stdout(Stdio::piped()).spawn();
-    let mut serving = serving.expect("it starts");
-    let mut line = String::new();
-    let output = serving.stdout.take().expect("a pipe");
-    let read = BufReader::new(output).read_line(&mut line);
-    assert!(read.is_ok() && line.starts_with("serving at"), "{line}");
-    let measured = run(&mut command("measure"));
-    serving
-        .kill()
-        .and_then(|()| serving.wait())
-        .expect("it runs");
-    assert!(measured.contains("there and back: median"), "{measured}");
 }
