@@ -40,7 +40,7 @@ const MAY_USE: [(&str, &[&str]); 29] = [
     ("bsp-capi", &["bsp", "model", "reshuffle"]),
     ("reshuffle", &["bsp"]),
     ("capi", &["naming", "node", "group", "streams", "trace"]),
-    ("python", &["node", "group", "bsp"]),
+    ("python", &["node", "group", "bsp", "reshuffle"]),
     ("fabric", &["link", "node", "trace"]),
     ("sockets", &["link"]),
     ("streams", &["node"]),
@@ -86,7 +86,7 @@ const MAY_USE: [(&str, &[&str]); 29] = [
 ];
 
 /// Crates that may have unsafe blocks.
-const MAY_BE_UNSAFE: [&str; 9] = [
+const MAY_BE_UNSAFE: [&str; 10] = [
     "crates/link",
     "crates/checkpoint",
     "crates/bpf",
@@ -94,6 +94,7 @@ const MAY_BE_UNSAFE: [&str; 9] = [
     "crates/python",
     "crates/bsp",
     "crates/bsp-capi",
+    "crates/reshuffle",
     "crates/fabric",
     "crates/sockets",
 ];

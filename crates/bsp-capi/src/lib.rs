@@ -16,7 +16,6 @@ mod number;
 mod output;
 mod oxford;
 mod parameters;
-mod plan;
 mod reshuffle;
 mod scratch;
 mod section;
@@ -36,7 +35,7 @@ pub use messages::*;
 pub use oxford::*;
 pub use parameters::*;
 pub use reshuffle::{
-    Reshuffle, bsp_distribution_elements, bsp_reshuffle_execute, bsp_reshuffle_in_place,
+    bsp_distribution_elements, bsp_reshuffle_execute, bsp_reshuffle_in_place,
     bsp_reshuffle_plan_create, bsp_reshuffle_plan_destroy,
 };
 pub use section::bsp_call_site;

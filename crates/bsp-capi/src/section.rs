@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use dipole_bsp::{Call, Failure};
+use dipole_reshuffle::Registered;
 
-use crate::plan::Reshuffle;
 use crate::scratch::{Process, Scratch, Standby};
 
 /// State of the program's parallel part.
@@ -24,8 +24,8 @@ pub(crate) struct ParallelPart {
     /// Reshuffle plans, and those destroyed in this superstep, whose memory other processes may still
     /// access.
     #[allow(clippy::vec_box, reason = "programs hold their addresses")]
-    pub(crate) plans: Vec<Box<Reshuffle>>,
-    pub(crate) destroyed: Vec<(u32, Box<Reshuffle>)>,
+    pub(crate) plans: Vec<Box<Registered>>,
+    pub(crate) destroyed: Vec<(u32, Box<Registered>)>,
     /// Time of the last call of `bsp_dtime`, in seconds since the start.
     pub(crate) lap: f64,
     /// Position of the last call that may have waited, as it was given and as strings.

@@ -301,7 +301,7 @@ fn write_memory(capture: &mut Capture<'_>, frozen: i32) -> io::Result<()> {
     let mappings = maps::parse(&text).ok_or_else(|| io::Error::other("unknown form of maps"))?;
     if let Some(shared) = mappings
         .iter()
-        .find(|it| it.is_shared && !it.is_of_kernel())
+        .find(|it| it.is_shared && !it.is_of_kernel() && !it.is_read_only_file())
     {
         return Err(io::Error::other(format!(
             "the program has mapped shared memory ({} at {:x}), which images do not hold",

@@ -36,6 +36,17 @@ impl Mapping {
         self.name == "[stack]"
     }
 
+    /// The program only reads a file through it, such as the C library's table of character sets, which
+    /// every Python program maps. Memory that programs share lies in other places.
+    pub(crate) fn is_read_only_file(&self) -> bool {
+        let elsewhere = ["/dev/", "/memfd:", "/SYSV", "/proc/"];
+        self.is_file
+            && self.access & 2 == 0
+            && self.name.starts_with('/')
+            && !self.name.ends_with(" (deleted)")
+            && !elsewhere.iter().any(|folder| self.name.starts_with(folder))
+    }
+
     fn parse(line: &str) -> Option<Mapping> {
         let mut fields = line.splitn(6, ' ');
         let (start, end) = fields.next()?.split_once('-')?;
@@ -69,6 +80,24 @@ pub(crate) fn parse(text: &str) -> Option<Vec<Mapping>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shared_memory_differs_from_a_file_that_is_only_read() {
+        let is_read_only = |access: &str, name: &str| {
+            let line = format!("1000-2000 {access} 00000000 fe:00 131    {name}");
+            Mapping::parse(&line).is_some_and(|it| it.is_read_only_file())
+        };
+        assert!(is_read_only("r--s", "/usr/lib/gconv/gconv-modules.cache"));
+        for (access, name) in [
+            ("rw-s", "/usr/lib/gconv/gconv-modules.cache"),
+            ("r--s", "/dev/shm/shared"),
+            ("r--s", "/memfd:x (deleted)"),
+            ("r--s", "/tmp/x (deleted)"),
+            ("r--s", ""),
+        ] {
+            assert!(!is_read_only(access, name), "{access} {name}");
+        }
+    }
 
     #[test]
     fn lines_of_the_kernel_are_parsed() {

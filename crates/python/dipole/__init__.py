@@ -38,6 +38,7 @@ from ._errors import (
 )
 from ._group import Group
 from ._queue import Queue
+from ._tools import Result, Rows, bench, predict, report, trace
 
 __all__ = [
     "Address",
@@ -62,14 +63,20 @@ __all__ = [
     "RankFailed",
     "Refused",
     "Region",
+    "Result",
+    "Rows",
     "TimedOut",
     "TooLong",
     "Unreachable",
     "WouldBlock",
+    "bench",
     "cluster",
     "finalize",
     "job",
     "node_id",
+    "predict",
+    "report",
+    "trace",
 ]
 
 

@@ -1,15 +1,13 @@
 """A cluster for notebooks and scripts: functions run by all ranks of a job, results come back."""
 
 import contextlib
-import os
 import pickle
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import _functions
+from . import _functions, _program
 from ._endpoint import Endpoint
 from ._errors import Error, TimedOut
 
@@ -94,13 +92,9 @@ class Cluster:
                 raise RankFailed(f"the ranks have ended with status {status}; see their output")
 
     def _start(self) -> None:
-        own = os.path.join(sys.prefix, "bin", "dipole")
-        program = own if os.path.exists(own) else shutil.which("dipole")
-        if program is None:
-            raise FileNotFoundError("the program `dipole` is neither in this environment nor in PATH")
         here = self._endpoint.address
         worker = [sys.executable, "-m", "dipole._worker", str(here.nid), str(here.dpid)]
-        command = [program, "run", "-n", str(self.ranks), *self._options, "--", *worker]
+        command = [_program.path(), "run", "-n", str(self.ranks), *self._options, "--", *worker]
         # Rank 0 ends when this pipe is closed, also if this process is killed.
         self._launcher = subprocess.Popen(command, stdin=subprocess.PIPE)
         ready: dict[int, Any] = {}

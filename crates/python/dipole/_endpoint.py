@@ -1,12 +1,13 @@
-"""Endpoints and ports: pickled messages and asyncio on top of the native classes."""
+"""Endpoints and ports: pickled messages, asyncio and trio on top of the native classes."""
 
 import asyncio
+import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from . import _dipole, _pickled
+from . import _dipole, _loops, _pickled
 from ._address import Address
 from ._dipole import Message
 from ._errors import Closed, WouldBlock
@@ -27,6 +28,8 @@ class Endpoint(_dipole.Endpoint):
     def __init__(self, dpid: int | None = None) -> None:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
+        # Under trio: the run, and its lock for the task that waits for the descriptor.
+        self._turn: tuple[Any, Any] | None = None
 
     def send(self, value: object, to: Address | None = None, timeout: float | None = None) -> None:
         """Pickles an object and sends it to all targets, or to the address `to`."""
@@ -71,8 +74,7 @@ class Endpoint(_dipole.Endpoint):
         try:
             self.Send(buffer, to, timeout=0)
         except WouldBlock:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(None, self.Send, buffer, to)
+            await _loops.in_thread(self.Send, buffer, to)
 
     async def async_send(self, value: object, to: Address | None = None) -> None:
         """Like `send`, without blocking the event loop."""
@@ -90,6 +92,10 @@ class Endpoint(_dipole.Endpoint):
 
     async def _readable(self) -> None:
         """Waits until the descriptor is readable."""
+        trio = _loops.trio()
+        if trio is not None:
+            await self._readable_in_trio(trio)
+            return
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             # An earlier loop has ended, for instance that of an earlier asyncio.run().
@@ -106,6 +112,16 @@ class Endpoint(_dipole.Endpoint):
             if not self._waiters and not loop.is_closed() and not self.closed:
                 loop.remove_reader(self.fileno())
 
+    async def _readable_in_trio(self, trio: Any) -> None:
+        run = trio.lowlevel.current_trio_token()
+        if self._turn is None or self._turn[0] is not run:
+            self._turn = run, trio.Lock()
+        # Only one task may wait for a descriptor.
+        async with self._turn[1]:
+            if not self.closed:
+                with contextlib.suppress(trio.ClosedResourceError):
+                    await trio.lowlevel.wait_readable(self.fileno())
+
     def _wake(self) -> None:
         for waiter in self._waiters:
             if not waiter.done():
@@ -121,6 +137,9 @@ class Endpoint(_dipole.Endpoint):
                 if not waiter.done():
                     waiter.set_exception(Closed("the endpoint was closed"))
             self._waiters.clear()
+        trio = _loops.trio()
+        if trio is not None and self._turn is not None and not self.closed:
+            trio.lowlevel.notify_closing(self.fileno())
         super().close()
 
     def __enter__(self) -> "Endpoint":

@@ -1,6 +1,5 @@
 """Queues: objects from many producers for many consumers, in any processes."""
 
-import asyncio
 import contextlib
 import itertools
 import struct
@@ -10,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from . import _pickled
+from . import _loops, _pickled
 from ._address import Address
 from ._dipole import Message
 from ._endpoint import Endpoint, Port
@@ -274,10 +273,8 @@ class Queue:
         try:
             await endpoint.async_Send(_HEAD.pack(kind, number) + data, self.address)
             while True:
-                try:
-                    async with asyncio.timeout(_PROBE_INTERVAL):
-                        answer = await endpoint.async_Recv()
-                except TimeoutError:
+                answer = await _loops.within(_PROBE_INTERVAL, endpoint.async_Recv)
+                if answer is None:
                     self._probe(endpoint)
                     continue
                 kind_of_answer, result = self._result(answer, number)

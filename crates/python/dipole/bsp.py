@@ -20,13 +20,17 @@ messages of a superstep take effect at its end. An exception in one rank ends th
 import contextlib
 import functools
 import sys
+import types
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from . import _dipole, _pickled
 from ._errors import Closed, PeerGone
 
-__all__ = ["Area", "Program", "Received", "begin", "spmd"]
+if TYPE_CHECKING:
+    from ._distributed import Distributed
+
+__all__ = ["Area", "Distributed", "Program", "Received", "begin", "current", "spmd"]
 
 _Result = TypeVar("_Result")
 
@@ -54,6 +58,8 @@ class Program:
         self._native = native
         self.rank: int = native.rank
         self.size: int = native.size
+        # Code and instruction of the last call of `sync`.
+        self._last_sync: tuple[types.CodeType, int] | None = None
 
     @property
     def time(self) -> float:
@@ -95,10 +101,28 @@ class Program:
 
     def sync(self) -> None:
         """Ends the superstep: returns when all ranks have ended it and everything has arrived."""
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename in _OWN_FILES:
-            frame = frame.f_back
-        self._native.sync((frame.f_code.co_filename, frame.f_lineno))
+        caller = _caller()
+        place = caller.f_code, caller.f_lasti
+        if place == self._last_sync:
+            # In a loop, finding the line again would take longer than a superstep.
+            self._native.sync()
+        else:
+            self._native.sync((caller.f_code.co_filename, caller.f_lineno))
+            self._last_sync = place
+
+    def reshuffle(
+        self, layouts: tuple[_dipole.Layout, _dipole.Layout], source: Any, target: Any
+    ) -> None:
+        """Moves an array between two distributions, for `Distributed`."""
+        caller = _caller()
+        self._last_sync = None
+        place = caller.f_code.co_filename, caller.f_lineno
+        self._native.reshuffle(layouts, source, target, place)
+
+    def checkpoint(self) -> None:
+        """Requests a checkpoint of the program at the end of the superstep, with all its arrays. Needs
+        `dipole run --checkpoint-dir`; raises ValueError otherwise."""
+        self._native.checkpoint()
 
     @contextlib.contextmanager
     def superstep(self) -> Iterator[None]:
@@ -135,14 +159,43 @@ class Program:
         return self._native.abort()
 
 
-_OWN_FILES = {__file__, contextlib.__file__}
+_OWN_FILES = {__file__, contextlib.__file__, __file__.replace("bsp.py", "_distributed.py")}
+
+
+def _caller() -> types.FrameType:
+    """The program's call."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename in _OWN_FILES and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def __getattr__(name: str) -> Any:
+    # Needs NumPy, which programs without such arrays need not have.
+    if name == "Distributed":
+        from ._distributed import Distributed
+
+        return Distributed
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+_current: Program | None = None
+
+
+def current() -> Program:
+    """The program that this process has begun. Raises Closed if it has not."""
+    if _current is None:
+        raise Closed("the process has not begun a BSP program")
+    return _current
 
 
 def begin(max_ranks: int | None = None) -> Program | None:
     """Begins the program together with the other processes of the job. At most `max_ranks` of them
     take part, as rank 0 says; the others get None."""
+    global _current
     native = _dipole.Bsp.begin(max_ranks)
-    return None if native is None else Program(native)
+    _current = None if native is None else Program(native)
+    return _current
 
 
 def spmd(function: Callable[..., _Result]) -> Callable[..., _Result | None]:

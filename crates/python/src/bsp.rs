@@ -12,8 +12,9 @@ use pyo3::sync::MutexExt;
 use pyo3::types::PyBytes;
 
 use crate::buffer::Buffer;
+use crate::distributed::{Layout, Plans};
 use crate::error::raise_as;
-use crate::waiting::collective;
+use crate::waiting::wait_once;
 
 /// The native part of `dipole.bsp`: this process's place in a BSP program.
 #[pyclass(module = "dipole", frozen)]
@@ -27,7 +28,7 @@ pub(crate) struct Bsp {
 
 /// Everything that must live until a superstep ends.
 struct State {
-    /// `None` once the program has ended.
+    /// `None` once the program has ended. Dropped first, since it accesses the other parts' memory.
     process: Option<OneThread>,
     /// Registered memory by number. Memory that is unregistered stays until the superstep ends.
     areas: HashMap<u64, Buffer>,
@@ -35,6 +36,9 @@ struct State {
     unregistered: Vec<Buffer>,
     /// Destinations of this superstep's gets.
     destinations: Vec<Buffer>,
+    plans: Plans,
+    /// Buffers of a failed reshuffle, which other ranks may still access.
+    failed: Vec<Buffer>,
     /// Source files of the program, which trace records keep.
     files: HashMap<String, &'static str>,
 }
@@ -71,7 +75,7 @@ impl Bsp {
 
     /// Ends the superstep, or with `end` the program, without the interpreter's lock.
     fn end_superstep(&self, py: Python<'_>, end: bool) -> PyResult<()> {
-        let done = collective(py, || {
+        let done = wait_once(py, || {
             let mut state = self.lock_detached();
             let process = state.process.as_mut().map(|process| &mut process.0);
             let done = match (process, end) {
@@ -137,7 +141,7 @@ impl Bsp {
     #[pyo3(signature = (max_ranks=None))]
     fn begin(py: Python<'_>, max_ranks: Option<u32>) -> PyResult<Option<Bsp>> {
         let begin = || Process::begin(max_ranks).map(|process| process.map(OneThread));
-        let begun = collective(py, begin)?;
+        let begun = wait_once(py, begin)?;
         let begun = begun.map_err(|failure| failed(py, &failure))?;
         Ok(begun.map(|process| Bsp {
             rank: process.0.rank(),
@@ -148,6 +152,8 @@ impl Bsp {
                 next_area: 0,
                 unregistered: Vec::new(),
                 destinations: Vec::new(),
+                plans: Plans::default(),
+                failed: Vec::new(),
                 files: HashMap::new(),
             }),
         }))
@@ -241,10 +247,60 @@ impl Bsp {
         Ok(message.map(|message| PyBytes::new(py, message.payload)))
     }
 
-    /// Ends the superstep; `place` is the caller's source file and line, for traces.
+    /// Moves an array between two distributions, from the first buffer to the second; `place` is the
+    /// caller's source file and line, for traces.
+    #[pyo3(signature = (layouts, source, target, place=None))]
+    fn reshuffle(
+        &self,
+        py: Python<'_>,
+        layouts: (PyRef<'_, Layout>, PyRef<'_, Layout>),
+        source: &Bound<'_, PyAny>,
+        target: &Bound<'_, PyAny>,
+        place: Option<(String, u32)>,
+    ) -> PyResult<()> {
+        self.lock(py).set_call("reshuffle", place);
+        let (source, mut target) = (Buffer::readable(source)?, Buffer::writable(target)?);
+        let (from, to) = (&*layouts.0, &*layouts.1);
+        let done = wait_once(py, || {
+            let mut state = self.lock_detached();
+            let State {
+                process: Some(process),
+                plans,
+                failed,
+                ..
+            } = &mut *state
+            else {
+                return None;
+            };
+            // SAFETY: `process` is dropped before `plans` and `failed`.
+            let ran = unsafe { plans.run(&mut process.0, (from, to), &source, &mut target) };
+            if ran.is_err() {
+                failed.extend([source, target]);
+                return Some((ran, None));
+            }
+            // They are released without the lock.
+            Some((ran, Some((source, target))))
+        })?;
+        match done {
+            Some((Ok(()), _unused)) => Ok(()),
+            Some((Err(failure), _)) => Err(failed(py, &failure)),
+            None => Err(ended(py)),
+        }
+    }
+
+    /// Requests a checkpoint at the end of the superstep.
+    fn checkpoint(&self, py: Python<'_>) -> PyResult<()> {
+        let requested = self.lock(py).process(py)?.request_checkpoint();
+        requested.map_err(|failure| failed(py, &failure))
+    }
+
+    /// Ends the superstep; `place` is the caller's source file and line, for traces. Without it, the
+    /// last one is still valid.
     #[pyo3(signature = (place=None))]
     fn sync(&self, py: Python<'_>, place: Option<(String, u32)>) -> PyResult<()> {
-        self.lock(py).set_call("sync", place);
+        if place.is_some() {
+            self.lock(py).set_call("sync", place);
+        }
         self.end_superstep(py, false)
     }
 

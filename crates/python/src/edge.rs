@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use crate::buffer::Buffer;
 use crate::error::{raise, raise_as};
 use crate::names;
-use crate::waiting::{Patience, wait};
+use crate::waiting::{Patience, wait, wait_once};
 
 /// How long operations on a peer's memory wait for its answer if no time is given.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -92,8 +92,8 @@ impl Edge {
         let (edge, patience) = (self.get(py)?, Patience::new(timeout)?);
         let mut buffer = Buffer::writable(buffer)?;
         let bytes = buffer.bytes_mut();
-        let got =
-            py.detach(|| edge.get(RegionKey(key), offset, bytes, patience.or(ANSWER_TIMEOUT)));
+        let timeout = patience.or(ANSWER_TIMEOUT);
+        let got = wait_once(py, || edge.get(RegionKey(key), offset, bytes, timeout))?;
         got.map_err(|fault| raise(py, &fault))
     }
 
@@ -110,8 +110,10 @@ impl Edge {
     ) -> PyResult<u64> {
         let (edge, patience) = (self.get(py)?, Patience::new(timeout)?);
         let timeout = patience.or(ANSWER_TIMEOUT);
-        py.detach(|| edge.fetch_add(RegionKey(key), offset, value, timeout))
-            .map_err(|fault| raise(py, &fault))
+        let word = wait_once(py, || {
+            edge.fetch_add(RegionKey(key), offset, value, timeout)
+        })?;
+        word.map_err(|fault| raise(py, &fault))
     }
 
     /// Atomically replaces a 64-bit word of a region of the peer by `new` if it equals `expected`;
@@ -128,8 +130,10 @@ impl Edge {
     ) -> PyResult<u64> {
         let (edge, patience) = (self.get(py)?, Patience::new(timeout)?);
         let timeout = patience.or(ANSWER_TIMEOUT);
-        py.detach(|| edge.compare_swap(RegionKey(key), offset, expected, new, timeout))
-            .map_err(|fault| raise(py, &fault))
+        let word = wait_once(py, || {
+            edge.compare_swap(RegionKey(key), offset, expected, new, timeout)
+        })?;
+        word.map_err(|fault| raise(py, &fault))
     }
 
     /// Waits until everything sent on this edge is at the peer, and puts are in place.

@@ -12,7 +12,7 @@ use crate::buffer::Buffer;
 use crate::error::raise;
 use crate::names::AddressPair;
 use crate::process;
-use crate::waiting::{Patience, collective};
+use crate::waiting::{Patience, wait_once};
 
 /// How long a call waits for the other members if no time is given.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -63,7 +63,7 @@ impl Group {
         call: impl FnOnce(&mut Members, Duration) -> Result<T, GroupError> + Send,
     ) -> PyResult<T> {
         let timeout = Patience::new(timeout)?.or(DEFAULT_TIMEOUT);
-        let done = collective(py, || {
+        let done = wait_once(py, || {
             let mut members = lock(&self.members);
             members.as_mut().map(|members| call(members, timeout))
         })?;
@@ -97,7 +97,7 @@ impl Group {
         let timeout = Patience::new(timeout)?.or(DEFAULT_TIMEOUT);
         let addresses: Vec<Address> = addresses.into_iter().map(Address::from).collect();
         let members = dipole_group::Members::first(addresses);
-        let joined = collective(py, || Members::join(&node, members, rank, timeout))?;
+        let joined = wait_once(py, || Members::join(&node, members, rank, timeout))?;
         let members = joined.map_err(|fault| raise(py, &fault))?;
         Ok(Group {
             rank: members.rank(),

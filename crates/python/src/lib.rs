@@ -6,6 +6,7 @@
 mod bsp;
 mod buffer;
 mod channels;
+mod distributed;
 mod edge;
 mod endpoint;
 mod error;
@@ -29,6 +30,8 @@ mod _dipole {
     use crate::bsp::Bsp;
     #[pymodule_export]
     use crate::channels::Channels;
+    #[pymodule_export]
+    use crate::distributed::Layout;
     #[pymodule_export]
     use crate::edge::Edge;
     #[pymodule_export]

@@ -67,7 +67,7 @@ pub(crate) fn wait<T: Send, F: Fault>(
 }
 
 thread_local! {
-    /// The exception of a signal handler that ended a collective call.
+    /// The exception of a signal handler that ended a call.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
@@ -82,9 +82,10 @@ fn has_raised() -> bool {
     })
 }
 
-/// Makes a collective call without the interpreter's lock. If a signal handler raises an exception
-/// meanwhile, the call fails, and the exception is returned.
-pub(crate) fn collective<T: Send>(
+/// Makes a call that must not be repeated, without the interpreter's lock: a collective call, or one that
+/// a peer answers. If a signal handler raises an exception meanwhile, the call fails, and the exception
+/// is returned.
+pub(crate) fn wait_once<T: Send>(
     py: Python<'_>,
     call: impl FnOnce() -> T + Send,
 ) -> Result<T, PyErr> {

@@ -32,8 +32,21 @@ fn interpreter() -> Option<PathBuf> {
     None
 }
 
-/// Packages for Dask, for arrays and for the type checker.
-const PACKAGES: &[&str] = &["distributed", "mypy", "numpy", "typing_extensions"];
+/// Packages for Dask, arrays, notebooks, other event loops, and the type checker.
+const PACKAGES: &[&str] = &[
+    "anyio",
+    "cloudpickle",
+    "distributed",
+    "ipykernel",
+    "joblib",
+    "mypy",
+    "nbconvert",
+    "numpy",
+    "pandas",
+    "trio",
+    "typing_extensions",
+    "uvloop",
+];
 
 /// An interpreter that also has [`PACKAGES`]; `None` with a message if they cannot be installed.
 /// The environment is kept for later runs.
@@ -66,7 +79,13 @@ fn interpreter_with_packages() -> Option<PathBuf> {
     let is_made = succeeds(Command::new(python).args(make).arg(&folder))
         && succeeds(Command::new(&inside).args(install).args(PACKAGES));
     if !is_made {
-        eprintln!("SKIPPED: cannot install {} with pip", PACKAGES.join(", "));
+        let missing = format!("cannot install {} with pip", PACKAGES.join(", "));
+        let required = std::env::var_os("DIPOLE_REQUIRE_WHEELS");
+        assert!(
+            required.is_none_or(|value| value != "1"),
+            "DIPOLE_REQUIRE_WHEELS is set but {missing}"
+        );
+        eprintln!("SKIPPED: {missing}");
         return None;
     }
     std::fs::write(complete, "").expect("a file");
@@ -166,6 +185,27 @@ fn clusters() {
 }
 
 #[test]
+fn tools() {
+    if let Some(python) = interpreter_with_packages().or_else(interpreter) {
+        passes_in(&python, "test_tools");
+    }
+}
+
+#[test]
+fn event_loops() {
+    if let Some(python) = interpreter_with_packages() {
+        passes_in(&python, "test_loops");
+    }
+}
+
+#[test]
+fn distributed_arrays() {
+    if let Some(python) = interpreter_with_packages() {
+        passes_in(&python, "test_distributed");
+    }
+}
+
+#[test]
 fn dask() {
     if let Some(python) = interpreter_with_packages() {
         passes_in(&python, "test_dask");
@@ -204,8 +244,32 @@ fn tutorial() {
     };
     let package = package();
     let mut tutorial = with_dipole(&python, package.path());
-    let output = run(tutorial.arg(examples_folder().join("tutorial.py")));
-    assert!(output.contains("all ranks: 1.0"), "{output}");
+    tutorial.args([
+        "-m",
+        "nbconvert",
+        "--to",
+        "notebook",
+        "--execute",
+        "--stdout",
+    ]);
+    // Settings of the user are not read.
+    for name in [
+        "JUPYTER_CONFIG_DIR",
+        "JUPYTER_DATA_DIR",
+        "JUPYTER_RUNTIME_DIR",
+        "IPYTHONDIR",
+    ] {
+        tutorial.env(name, package.path().join(name));
+    }
+    let output = run(tutorial.arg(examples_folder().join("tutorial.ipynb")));
+    for shown in [
+        "in rank 1 of the cluster",
+        "text/html",
+        "<iframe",
+        "the end",
+    ] {
+        assert!(output.contains(shown), "{shown}: {output}");
+    }
 }
 
 #[test]

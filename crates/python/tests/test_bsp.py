@@ -1,9 +1,10 @@
 """BSP programs: several ranks, started here as a launcher would."""
 
-import os
 import subprocess
 import sys
 import unittest
+
+from support import run_ranks
 
 RANKS = 3
 
@@ -49,29 +50,7 @@ print("ended", main() >= 0)
 
 
 def run(*words: str) -> list[tuple[int, str, str]]:
-    """Starts all ranks; returns status, output and errors of each."""
-    base = 3_000_000_000 + os.getpid() % 1_000_000 * 16
-    job = {
-        "DIPOLE_SIZE": str(RANKS),
-        "DIPOLE_JOB": str(os.getpid()),
-        "DIPOLE_JOB_BASE": str(base),
-        "DIPOLE_RANKS": ",".join(["1"] * RANKS),
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *words],
-            env={**os.environ, **job, "DIPOLE_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    ended = []
-    for process in ranks:
-        output, errors = process.communicate(timeout=120)
-        ended.append((process.returncode, output, errors))
-    return ended
+    return run_ranks(PROGRAM, [1] * RANKS, *words)
 
 
 class Supersteps(unittest.TestCase):

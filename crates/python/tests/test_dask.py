@@ -7,6 +7,7 @@ import unittest
 
 import dask
 import distributed
+import joblib
 import numpy
 from distributed.comm import CommClosedError, connect, get_address_host, listen
 from distributed.protocol import to_serialize
@@ -182,6 +183,16 @@ class Clusters(unittest.TestCase):
             with self.assertRaises(distributed.KilledWorker):
                 client.submit(os._exit, 1, retries=0).result(timeout=PATIENCE)
             self.assertEqual(transpose_and_sum(client), 2 * 600 * 600)
+
+    def test_joblib_runs_on_the_cluster(self):
+        with (
+            distributed.LocalCluster(n_workers=2, **self.OPTIONS) as cluster,
+            distributed.Client(cluster) as client,
+            joblib.parallel_config("dask"),
+        ):
+            done = joblib.Parallel()(joblib.delayed(pow)(number, 2) for number in range(20))
+            self.assertEqual(done, [number**2 for number in range(20)])
+            self.assertEqual(len(client.run(os.getpid)), 2)
 
     def test_nannies_fork(self):
         with (

@@ -1,12 +1,16 @@
 """Calls that wait end on time-outs, on KeyboardInterrupt, and when the peer is lost."""
 
+import array
 import asyncio
+import concurrent.futures
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
 import time
 import unittest
+from unittest import mock
 
 import dipole
 from support import PATIENCE, Peer, interrupted_after
@@ -24,6 +28,13 @@ ECHO = """
     while True:
         with endpoint.Recv() as message:
             endpoint.Send(message, to=message.source)
+"""
+OWNER = """
+    import sys, dipole
+    endpoint = dipole.Endpoint(int(sys.argv[1]))
+    region = endpoint.region(bytearray(100_000))
+    print(region.key, flush=True)
+    sys.stdin.read()
 """
 
 
@@ -105,10 +116,51 @@ class Waits(unittest.TestCase):
             peer.process.stdin.flush()
             self.assertEqual(peer.line(), "timed out")
 
+    def test_each_group_call_ends_on_keyboard_interrupt(self):
+        numbers = array.array("d", [1, 2])
+        calls = [
+            lambda group: group.bcast(root=1),
+            lambda group: group.Bcast(numbers, root=1),
+            lambda group: group.Allreduce(numbers),
+            lambda group: group.Reduce(numbers),
+        ]
+        for number, call in enumerate(calls):
+            first = 64 + 2 * number
+            addresses = [dipole.Address(dipole.node_id(), first + rank) for rank in range(2)]
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                joining = pool.submit(dipole.Group, addresses, 1, PATIENCE)
+                # The other member makes no call.
+                with dipole.Group(addresses, 0, PATIENCE) as group, joining.result():
+                    with interrupted_after(0.05), self.assertRaises(KeyboardInterrupt):
+                        call(group)
+
+    def test_operations_on_memory_end_on_keyboard_interrupt(self):
+        with Peer(OWNER, 26) as peer, dipole.Endpoint() as here:
+            key = int(peer.line())
+            edge = here.edge(dipole.Address(dipole.node_id(), 26))
+            self.assertEqual(edge.fetch_add(key, 0, 1), 0)
+            # It answers nothing until it goes on.
+            os.kill(peer.process.pid, signal.SIGSTOP)
+            edge.Put(key, 0, bytes(8))
+            calls = [
+                lambda: edge.Get(key, 0, bytearray(8), timeout=10 * PATIENCE),
+                lambda: edge.Get(key, 0, bytearray(100_000), timeout=10 * PATIENCE),
+                lambda: edge.fetch_add(key, 0, 1, timeout=10 * PATIENCE),
+                lambda: edge.compare_swap(key, 0, 1, 2, timeout=10 * PATIENCE),
+                edge.flush,
+            ]
+            for call in calls:
+                with interrupted_after(0.05), self.assertRaises(KeyboardInterrupt):
+                    call()
+            os.kill(peer.process.pid, signal.SIGCONT)
+            edge.flush(PATIENCE)
+
     def test_supersteps_end_on_keyboard_interrupt(self):
         program = """
             import signal, sys, time
             from dipole import bsp
+
+            call, rank = sys.argv[1:]
 
             def interrupt(*_):
                 raise KeyboardInterrupt
@@ -119,29 +171,31 @@ class Waits(unittest.TestCase):
             def main(b):
                 if b.rank == 1:
                     time.sleep(600)
-                signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
-                try:
-                    b.sync()
-                except KeyboardInterrupt:
-                    print("interrupted", flush=True)
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                    raise
+                if call != "begin":
+                    signal.setitimer(signal.ITIMER_REAL, 0.2)
+                getattr(b, call)()
 
-            main()
+            if call == "begin":
+                if rank == "1":
+                    time.sleep(600)
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
+            try:
+                main()
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+                raise
         """
-        base = 3_100_000_000 + os.getpid() % 1_000_000 * 16
-        job = {"SIZE": 2, "JOB": os.getpid(), "JOB_BASE": base, "RANKS": "1,1"}
-        os.environ.update({f"DIPOLE_{name}": str(value) for name, value in job.items()})
-        try:
-            os.environ["DIPOLE_RANK"] = "0"
-            with Peer(program) as first:
-                os.environ["DIPOLE_RANK"] = "1"
-                with Peer(program):
-                    self.assertEqual(first.line(), "interrupted")
-                    self.assertNotEqual(first.process.wait(PATIENCE), 0)
-        finally:
-            for name in (*job, "RANK"):
-                os.environ.pop(f"DIPOLE_{name}", None)
+        for number, call in enumerate(("begin", "sync", "end")):
+            base = 3_100_000_000 + (os.getpid() * 4 + number) % 1_000_000 * 16
+            job = {"SIZE": 2, "JOB": base, "JOB_BASE": base, "RANKS": "1,1"}
+            job = {f"DIPOLE_{name}": str(value) for name, value in job.items()}
+            with contextlib.ExitStack() as peers, self.subTest(call=call):
+                ranks = []
+                for rank in range(2):
+                    with mock.patch.dict(os.environ, {**job, "DIPOLE_RANK": str(rank)}):
+                        ranks.append(peers.enter_context(Peer(program, call, rank)))
+                self.assertEqual(ranks[0].line(), "interrupted")
+                self.assertNotEqual(ranks[0].process.wait(PATIENCE), 0)
 
     def test_time_outs_say_how_long_and_for_whom(self):
         with dipole.Endpoint() as here:

@@ -24,6 +24,14 @@ impl Dimension {
         block / self.processes * self.block + index % self.block
     }
 
+    /// The index at a position of the process at `coordinate`: the reverse of
+    /// [`position`](Self::position).
+    #[must_use]
+    pub fn index(&self, coordinate: usize, position: usize) -> usize {
+        let block = position / self.block * self.processes + coordinate;
+        block * self.block + position % self.block
+    }
+
     /// The number of indices of the process at `coordinate`.
     #[must_use]
     pub fn part(&self, coordinate: usize) -> usize {
@@ -92,6 +100,21 @@ impl Distribution {
         Ok(Distribution { dimensions, ranks })
     }
 
+    /// The same distribution of an array with `units` units in place of each element.
+    pub(crate) fn of_units(&self, units: usize) -> Result<Distribution, ReshuffleError> {
+        let list = |part: fn(&Dimension) -> usize, last| {
+            let parts = self.dimensions.iter().map(part);
+            parts.chain([last]).collect::<Vec<usize>>()
+        };
+        let along = list(|it| it.processes, 1).into_iter();
+        let along: Result<Vec<u32>, _> = along.map(u32::try_from).collect();
+        Distribution::new(
+            &list(|it| it.extent, units),
+            &along.map_err(|_| ReshuffleError::TooLarge)?,
+            &list(|it| it.block, units),
+        )
+    }
+
     /// The number of processes in the grid.
     #[must_use]
     pub fn ranks(&self) -> u32 {
@@ -126,6 +149,19 @@ impl Distribution {
         let coordinates = self.coordinates(rank)?;
         let each = self.dimensions.iter().zip(coordinates);
         Some(each.map(|(it, coordinate)| it.part(coordinate)).collect())
+    }
+
+    /// The indices of a rank's elements along each dimension, in the order of their positions; `None`
+    /// beyond the grid.
+    #[must_use]
+    pub fn indices(&self, rank: u32) -> Option<Vec<Vec<usize>>> {
+        let coordinates = self.coordinates(rank)?;
+        let each = self.dimensions.iter().zip(coordinates);
+        let indices = each.map(|(it, coordinate)| {
+            let positions = 0..it.part(coordinate);
+            positions.map(|at| it.index(coordinate, at)).collect()
+        });
+        Some(indices.collect())
     }
 
     /// The number of elements of a rank.
@@ -167,6 +203,10 @@ mod tests {
                 let positions: Vec<usize> = own.filter(|at| at.0 == rank).map(|at| at.1).collect();
                 let wanted: Vec<usize> = (0..it.elements(rank)).collect();
                 assert_eq!(positions, wanted, "{extent} {processes} {block}");
+                let own: Vec<usize> = (0..extent)
+                    .filter(|index| it.find(&[*index]).is_some_and(|at| at.0 == rank))
+                    .collect();
+                assert_eq!(it.indices(rank), Some(vec![own]));
             }
         }
     }

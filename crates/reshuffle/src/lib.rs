@@ -5,7 +5,8 @@
 //! and where the data belong that it receives. Every element that moves is sent once, in one message for
 //! each pair of processes, and in each round a process sends at most one message and receives at most one.
 //! Planning costs no more than the blocks in one period of both distributions, whatever the size of the
-//! array. An [`Exchange`] carries the messages; [`Bsp`] is one over supersteps.
+//! array. An [`Exchange`] carries the messages; [`Bsp`] is one over supersteps,
+//! and a [`Registered`] plan runs on memory of programs in other languages.
 //!
 //! ```
 //! use dipole_reshuffle::{Distribution, Plan};
@@ -24,7 +25,7 @@
 //! # Source
 //! The reshuffling of Gigabit Nectar §5.2 (Bornstein and Steenkiste).
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod bsp;
 mod distribution;
@@ -32,6 +33,8 @@ mod error;
 mod message;
 mod piece;
 mod plan;
+#[allow(unsafe_code, reason = "runs on memory of the program")]
+mod registered;
 mod rounds;
 mod runs;
 
@@ -40,3 +43,4 @@ pub use distribution::{Dimension, Distribution};
 pub use error::ReshuffleError;
 pub use message::{Message, Transfer};
 pub use plan::{Exchange, Plan};
+pub use registered::Registered;

@@ -81,7 +81,7 @@ static void reshuffle_too_many_processes(void)
     bsp_reshuffle_plan_create(1, &extent, 4, &p, &one, &many, &one); /* here */
 }
 
-/* rank 0, superstep 4: bsp_reshuffle_execute: source and destination overlap: use bsp_reshuffle_in_place for a single memory */
+/* rank 0, superstep 3: bsp_reshuffle_execute: source and destination overlap: use bsp_reshuffle_in_place for a single memory */
 static void reshuffle_overlap(void)
 {
     static char memory[300];
@@ -90,7 +90,7 @@ static void reshuffle_overlap(void)
     bsp_reshuffle_execute(plan, memory, memory + (me == 0 ? 50 : 150)); /* here */
 }
 
-/* rank 1, superstep 4: bsp_reshuffle_execute: the source must not be NULL */
+/* rank 1, superstep 3: bsp_reshuffle_execute: the source must not be NULL */
 static void reshuffle_no_source(void)
 {
     static char memory[300];
@@ -99,7 +99,7 @@ static void reshuffle_no_source(void)
     bsp_reshuffle_execute(plan, me == 1 ? NULL : memory, memory + 150); /* here */
 }
 
-/* rank 2, superstep 4: bsp_reshuffle_in_place: the plan is not valid: it was not created, or has been destroyed */
+/* rank 2, superstep 3: bsp_reshuffle_in_place: the plan is not valid: it was not created, or has been destroyed */
 static void reshuffle_with_a_destroyed_plan(void)
 {
     static char memory[300];

@@ -273,6 +273,7 @@ impl<C: Carrier> Process<C> {
         while !missing.is_empty() {
             match self.carrier()?.receive(CHECK_INTERVAL)? {
                 Some((from, message)) => self.accept_hello(from, message, &mut missing)?,
+                None if dipole_node::is_cancelled() => return Err(Failure::Interrupted),
                 None => {
                     self.carrier()?.check(&missing)?;
                     log_slow_start(self.rank, &mut slow_wait, &missing);
@@ -326,6 +327,9 @@ pub(super) fn send_start<C: Carrier>(
     start.extend(serde_json::to_vec(&body).unwrap_or_default());
     for to in 1..size {
         while !carrier.has_room()? {
+            if dipole_node::is_cancelled() {
+                return Err(Failure::Interrupted);
+            }
             early.extend(carrier.receive(CHECK_INTERVAL)?);
         }
         carrier.send(to, start.clone())?;

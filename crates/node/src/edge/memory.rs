@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use dipole_proto::wire::{self, OperationKind};
 
 use super::Edge;
+use crate::cancel::in_slices;
 use crate::error::{SendError, operation_result};
 use crate::process::ProcessState;
 use crate::region::RegionMemory;
@@ -251,23 +252,25 @@ impl Edge {
             None => self.start_operation_slow(head, data, place, until)?,
         };
         let what = |_: &ProcessState| format!("endpoint {} to answer", self.to);
-        let left = until.after(begun.elapsed());
         let keys = [WaitKey::Operation(id)];
-        let answered = driver.wait(left, &keys, &what, |state, _| {
-            state.engine.take_operation(id)
+        let answered = in_slices(until.after(begun.elapsed()), |left| {
+            let answered = driver.wait(left, &keys, &what, |state, _| {
+                state.engine.take_operation(id)
+            });
+            answered.map_err(|error| match error {
+                WaitError::TimedOut { waited } => SendError::TimedOut {
+                    target: self.to,
+                    waited,
+                },
+                WaitError::Interrupted { .. } => SendError::Interrupted { target: self.to },
+                WaitError::Broken(cause) => SendError::Broken(cause),
+            })
         });
         match answered {
             Ok(result) => operation_result(result, self.to),
             Err(error) => {
                 driver.with_last(|state, _| drop(state.engine.forget_operation(id)));
-                Err(match error {
-                    WaitError::TimedOut { waited } => SendError::TimedOut {
-                        target: self.to,
-                        waited,
-                    },
-                    WaitError::Interrupted { .. } => SendError::Interrupted { target: self.to },
-                    WaitError::Broken(cause) => SendError::Broken(cause),
-                })
+                Err(error)
             }
         }
     }
@@ -281,7 +284,8 @@ impl Edge {
         until: Timeout,
     ) -> Result<OperationId, SendError> {
         let begun = Instant::now();
-        let target = self.inner.wait_target(self.id, self.to, until)?;
+        let connected = |left| self.inner.wait_target(self.id, self.to, left);
+        let target = in_slices(until, connected)?;
         let is_fence = head.kind == OperationKind::Fence;
         let place = place.unwrap_or(AnswerBuffer::None);
         let driver = &self.inner.driver;
@@ -293,9 +297,10 @@ impl Edge {
         head.id = id;
         let bytes = head.to_bytes();
         let content = Content::operation(&bytes, data);
-        let left = until.after(begun.elapsed());
         let source = self.owner.id.0;
-        let sent = (self.inner).send_to_target(source, &target, content, left, false);
+        // It is too short to be sent in part.
+        let send = |left| (self.inner).send_to_target(source, &target, content, left, false);
+        let sent = in_slices(until.after(begun.elapsed()), send);
         if sent.is_err() {
             driver.with_last(|state, _| drop(state.engine.forget_operation(id)));
         }

@@ -1,29 +1,32 @@
-//! A reshuffle plan, and how a process executes its part of it.
+//! A plan with registered memory for its messages, and how a process executes its part of it on memory
+//! of the program. Interfaces for other languages use it.
 //!
-//! A plan owns memory for messages, which is registered once. In one superstep each process packs what it
-//! sends, and puts it to processes of other nodes. Processes of this node fetch their data in the
-//! next superstep: packed, in pieces, or if runs are long, straight from the source array to their
-//! destination, which needs one copy only.
+//! In one superstep each process packs what it sends, and puts it to processes of other nodes. Processes
+//! of this node fetch their data in the next superstep: packed, in pieces, or if runs are long, straight
+//! from the source array to their destination, which needs one copy only.
 
 use std::ffi::c_void;
 use std::slice;
 
+use dipole_bsp::carrier::Carrier;
 use dipole_bsp::misuse::Misuse;
-use dipole_bsp::{Failure, PullRange};
-use dipole_reshuffle::{Message, Plan};
+use dipole_bsp::{Failure, Process, PullRange};
 
-use crate::scratch::{Cell, Process};
+use crate::distribution::Distribution;
+use crate::error::ReshuffleError;
+use crate::message::Message;
+use crate::plan::Plan;
 
 /// Runs that are at least this long on average are fetched straight from the source array.
 const DIRECT_RUN_BYTES: usize = 2 << 10;
 /// Packed elements are fetched in pieces of this size, which stay in the cache.
-pub(crate) const FETCH_BYTES: usize = 64 << 10;
+const FETCH_BYTES: usize = 64 << 10;
 /// Runs fetched by one call.
 const RUNS_PER_CALL: usize = 1023;
 
 /// How a message moves to its receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Transport {
+enum Transport {
     /// The sender puts it into the receiver's memory for messages.
     Put = 0,
     /// The receiver fetches it from the sender's memory for messages.
@@ -44,34 +47,199 @@ impl Transport {
 
 /// A sender puts this to each of its receivers: a word with the number of earlier runs of this plan,
 /// whether it runs in place, and the transport; and the offset of the message in its memory for
-/// messages.
-pub(crate) type Notice = [u64; 2];
+/// messages. While the plan is made, processes exchange a hash of it, and which transports they use.
+type Notice = [u64; 2];
 
-/// A plan. Programs hold its address.
-pub struct Reshuffle {
-    pub(crate) plan: Plan,
+/// A unit of memory, aligned for elements of any type.
+type Cell = u128;
+
+/// A plan with its memory, which may be run any number of times.
+#[derive(Debug)]
+pub struct Registered {
+    plan: Plan,
     /// Size of the plan's elements in bytes: 1, 2, 4, 8 or 16.
-    pub(crate) unit: usize,
-    pub(crate) outgoing: Vec<Cell>,
-    pub(crate) incoming: Vec<Cell>,
+    unit: usize,
+    outgoing: Vec<Cell>,
+    incoming: Vec<Cell>,
     /// Notices of the other processes, by rank.
-    pub(crate) notices: Vec<Notice>,
+    notices: Vec<Notice>,
     /// Some process has a message that is fetched directly, or is fetched at all.
-    pub(crate) has_direct: bool,
-    pub(crate) has_fetch: bool,
-    pub(crate) runs: u64,
-    pub(crate) buffer: Vec<u8>,
-    pub(crate) staying: Vec<u8>,
-    pub(crate) ranges: Vec<PullRange>,
+    has_direct: bool,
+    has_fetch: bool,
+    runs: u64,
+    buffer: Vec<u8>,
+    staying: Vec<u8>,
+    ranges: Vec<PullRange>,
 }
 
-pub(crate) fn rule(text: impl Into<String>) -> Failure {
+// SAFETY: only the addresses in `ranges` are not `Send` by themselves. A call fills the list before it uses
+// it, and no later call reads what an earlier one has left.
+unsafe impl Send for Registered {}
+
+fn rule(text: impl Into<String>) -> Failure {
     Misuse::Rule(text.into()).into()
 }
 
-impl Reshuffle {
+/// An invalid argument as a failure of the program.
+impl From<ReshuffleError> for Failure {
+    fn from(error: ReshuffleError) -> Failure {
+        rule(error.to_string())
+    }
+}
+
+/// The size of the largest unit that elements consist of, and the number of units per element.
+fn units(size: usize) -> Result<(usize, usize), Failure> {
+    let unit = [16, 8, 4, 2, 1]
+        .into_iter()
+        .find(|unit| size.is_multiple_of(*unit));
+    match (size, unit) {
+        (0, _) | (_, None) => Err(rule("elements must have at least 1 byte")),
+        (_, Some(unit)) => Ok((unit, size / unit)),
+    }
+}
+
+/// A hash of both distributions.
+fn fingerprint(sides: &[Distribution; 2], unit: usize) -> u64 {
+    let text = format!("{sides:?} {unit}");
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, mix)
+}
+
+/// Memory that has a unique address even if it is empty.
+fn memory(bytes: usize) -> Vec<Cell> {
+    vec![0; bytes.div_ceil(size_of::<Cell>()).max(1)]
+}
+
+impl Registered {
+    /// Plans to move arrays with elements of `element_bytes` bytes from one distribution to another, and
+    /// registers memory for the messages. All processes call it together. Takes two supersteps.
+    ///
+    /// The memory is registered until [`close`](Self::close) has been called and that superstep has ended.
+    /// Until then, the value must not be dropped, unless the process is.
+    ///
+    /// # Errors
+    /// An argument is invalid, ranks plan different reshuffles, or a superstep failed.
+    pub fn new<C: Carrier>(
+        process: &mut Process<C>,
+        from: &Distribution,
+        to: &Distribution,
+        element_bytes: usize,
+    ) -> Result<Registered, Failure> {
+        let (unit, units) = units(element_bytes)?;
+        let sides = [from.of_units(units)?, to.of_units(units)?];
+        let (rank, size) = (process.rank(), process.size());
+        let plan = Plan::new(&sides[0], &sides[1], rank)?;
+        if plan.ranks() > size {
+            let (wanted, found) = (plan.ranks(), size);
+            return Err(ReshuffleError::Processes { wanted, found }.into());
+        }
+        let bytes = |elements: usize| {
+            let bytes = elements.checked_mul(unit);
+            let bytes = bytes.filter(|bytes| isize::try_from(*bytes).is_ok());
+            bytes.ok_or(ReshuffleError::TooLarge)
+        };
+        bytes(plan.source_elements())?;
+        bytes(plan.target_elements())?;
+        let mut it = Registered {
+            outgoing: memory(bytes(plan.outgoing_elements())?),
+            incoming: memory(bytes(plan.incoming_elements())?),
+            notices: vec![[0; 2]; size as usize],
+            plan,
+            unit,
+            has_direct: false,
+            has_fetch: false,
+            runs: 0,
+            buffer: vec![0; FETCH_BYTES],
+            staying: Vec::new(),
+            ranges: Vec::new(),
+        };
+        if let Err(failure) = it.register(process, fingerprint(&sides, unit)) {
+            // Other processes may have gone further, and still access the memory.
+            std::mem::forget(it);
+            return Err(failure);
+        }
+        Ok(it)
+    }
+
+    fn register<C: Carrier>(
+        &mut self,
+        process: &mut Process<C>,
+        fingerprint: u64,
+    ) -> Result<(), Failure> {
+        for (address, bytes) in self.parts() {
+            // SAFETY: the memory stays in place until the value is dropped, which is after it has been
+            // popped and that superstep has ended, or never.
+            unsafe { process.push_registration(address, bytes as u64) }?;
+        }
+        process.sync()?;
+        self.agree(process, fingerprint)
+    }
+
+    /// Address and bytes of the memory that is registered.
+    fn parts(&mut self) -> [(*mut c_void, usize); 3] {
+        let cells = |cells: &mut Vec<Cell>| {
+            let bytes = cells.len() * size_of::<Cell>();
+            (cells.as_mut_ptr().cast(), bytes)
+        };
+        let bytes = self.notices.len() * size_of::<Notice>();
+        let notices = (self.notices.as_mut_ptr().cast(), bytes);
+        [
+            cells(&mut self.outgoing),
+            cells(&mut self.incoming),
+            notices,
+        ]
+    }
+
+    /// Checks that the plans of all processes agree, and finds out which transports are in use.
+    fn agree<C: Carrier>(
+        &mut self,
+        process: &mut Process<C>,
+        fingerprint: u64,
+    ) -> Result<(), Failure> {
+        let transports = (self.plan.outgoing().iter())
+            .map(|message| self.transport(process, message, false))
+            .fold(0, |all, transport| all | 1_u64 << transport as u64);
+        let own: Notice = [fingerprint, transports];
+        let length = size_of::<Notice>() as u64;
+        let (rank, area) = (process.rank(), self.notices.as_ptr().cast::<c_void>());
+        for to in 0..process.size() {
+            let at = u64::from(rank) * length;
+            // SAFETY: `own` is readable during the call.
+            unsafe { process.put(to, (&raw const own).cast(), area, at, length) }?;
+        }
+        process.sync()?;
+        let mut all = 0;
+        for (other, notice) in self.notices.iter_mut().enumerate() {
+            if notice[0] != fingerprint {
+                return Err(rule(format!(
+                    "rank {other} plans another reshuffle: all ranks must plan the same array and \
+                     distributions"
+                )));
+            }
+            all |= notice[1];
+            // The next one comes in a later superstep.
+            *notice = [0; 2];
+        }
+        self.has_direct = all & 1 << Transport::FetchDirect as u64 != 0;
+        self.has_fetch = self.has_direct || all & 1 << Transport::Fetch as u64 != 0;
+        Ok(())
+    }
+
+    /// Unregisters the memory. All processes call it together. Other processes may access the memory
+    /// until the superstep has ended.
+    ///
+    /// # Errors
+    /// It was registered with another process.
+    pub fn close<C: Carrier>(&mut self, process: &mut Process<C>) -> Result<(), Failure> {
+        for (address, _) in self.parts() {
+            process.pop_registration(address.cast_const())?;
+        }
+        Ok(())
+    }
+
     /// Bytes of this process's parts before and after.
-    pub(crate) fn bytes(&self) -> (usize, usize) {
+    #[must_use]
+    pub fn bytes(&self) -> (usize, usize) {
         let bytes = |elements: usize| elements * self.unit;
         (
             bytes(self.plan.source_elements()),
@@ -79,9 +247,9 @@ impl Reshuffle {
         )
     }
 
-    pub(crate) fn transport(
+    fn transport<C: Carrier>(
         &self,
-        process: &Process,
+        process: &Process<C>,
         message: &Message,
         in_place: bool,
     ) -> Transport {
@@ -93,11 +261,65 @@ impl Reshuffle {
         }
     }
 
+    /// Reshuffles from this process's part at `source` to the one at `target`. All processes call it
+    /// together. Takes one or two supersteps.
+    ///
+    /// # Errors
+    /// The memories overlap, ranks make different calls, or a superstep failed.
+    ///
+    /// # Safety
+    /// `source` must be readable and `target` writable for the numbers of bytes in [`bytes`](Self::bytes).
+    /// Other threads do not access them meanwhile.
+    pub unsafe fn execute<C: Carrier>(
+        &mut self,
+        process: &mut Process<C>,
+        source: *const u8,
+        target: *mut u8,
+    ) -> Result<(), Failure> {
+        let (before, after) = self.bytes();
+        let (from, to) = (source.addr(), target.addr());
+        if before > 0 && source.is_null() {
+            return Err(Misuse::Null("the source").into());
+        }
+        if after > 0 && target.is_null() {
+            return Err(Misuse::Null("the destination").into());
+        }
+        if before > 0 && after > 0 && from < to + after && to < from + before {
+            return Err(rule(
+                "source and destination overlap: use bsp_reshuffle_in_place for a single memory",
+            ));
+        }
+        // SAFETY: the caller guarantees that both are accessible, and they do not overlap.
+        unsafe { self.dispatch(process, source, target, false) }
+    }
+
+    /// Reshuffles within one memory, for the larger one of this process's parts. All processes call it
+    /// together. Takes one or two supersteps.
+    ///
+    /// # Errors
+    /// Those of [`execute`](Self::execute).
+    ///
+    /// # Safety
+    /// `memory` must be readable and writable for the larger number of bytes in [`bytes`](Self::bytes).
+    /// Other threads do not access it meanwhile.
+    pub unsafe fn execute_in_place<C: Carrier>(
+        &mut self,
+        process: &mut Process<C>,
+        memory: *mut u8,
+    ) -> Result<(), Failure> {
+        let (before, after) = self.bytes();
+        if before.max(after) > 0 && memory.is_null() {
+            return Err(Misuse::Null("the memory").into());
+        }
+        // SAFETY: the caller guarantees that the memory is accessible.
+        unsafe { self.dispatch(process, memory, memory, true) }
+    }
+
     /// # Safety
     /// The same as for [`run`](Self::run).
-    pub(crate) unsafe fn dispatch(
+    unsafe fn dispatch<C: Carrier>(
         &mut self,
-        process: &mut Process,
+        process: &mut Process<C>,
         source: *const u8,
         target: *mut u8,
         in_place: bool,
@@ -105,11 +327,11 @@ impl Reshuffle {
         // SAFETY: the caller guarantees the same. Arrays of bytes need no alignment.
         unsafe {
             match self.unit {
-                1 => self.run::<1>(process, source.cast(), target.cast(), in_place),
-                2 => self.run::<2>(process, source.cast(), target.cast(), in_place),
-                4 => self.run::<4>(process, source.cast(), target.cast(), in_place),
-                8 => self.run::<8>(process, source.cast(), target.cast(), in_place),
-                _ => self.run::<16>(process, source.cast(), target.cast(), in_place),
+                1 => self.run::<C, 1>(process, source.cast(), target.cast(), in_place),
+                2 => self.run::<C, 2>(process, source.cast(), target.cast(), in_place),
+                4 => self.run::<C, 4>(process, source.cast(), target.cast(), in_place),
+                8 => self.run::<C, 8>(process, source.cast(), target.cast(), in_place),
+                _ => self.run::<C, 16>(process, source.cast(), target.cast(), in_place),
             }
         }
     }
@@ -117,9 +339,9 @@ impl Reshuffle {
     /// # Safety
     /// `source` must be readable and `target` writable for this process's parts. They must be the same if
     /// `in_place`, and must not overlap otherwise.
-    unsafe fn run<const UNIT: usize>(
+    unsafe fn run<C: Carrier, const UNIT: usize>(
         &mut self,
-        process: &mut Process,
+        process: &mut Process<C>,
         source: *const [u8; UNIT],
         target: *mut [u8; UNIT],
         in_place: bool,
@@ -183,9 +405,9 @@ impl Reshuffle {
         (self.runs + 1) << 3 | u64::from(in_place) << 2 | transport as u64
     }
 
-    fn send<const UNIT: usize>(
+    fn send<C: Carrier, const UNIT: usize>(
         &mut self,
-        process: &mut Process,
+        process: &mut Process<C>,
         source: &[[u8; UNIT]],
         in_place: bool,
     ) -> Result<(), Failure> {
@@ -237,9 +459,9 @@ impl Reshuffle {
         Ok(())
     }
 
-    fn receive<const UNIT: usize>(
+    fn receive<C: Carrier, const UNIT: usize>(
         &mut self,
-        process: &mut Process,
+        process: &mut Process<C>,
         handle: *const c_void,
         target: &mut [[u8; UNIT]],
         in_place: bool,

@@ -1,0 +1,49 @@
+"""The transpose of an array and the shuffle of a table on two workers: dask_work.py PROTOCOL WORK COUNT.
+
+Prints seconds as JSON.
+"""
+
+import json
+import sys
+import time
+
+if __name__ == "__main__":
+    import dask
+    import dask.array
+    import dask.dataframe
+    import numpy
+    import pandas
+    from distributed import Client, LocalCluster, wait
+
+    protocol, work, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    dask.config.set({"dataframe.shuffle.method": "p2p" if work == "shuffle-p2p" else "tasks"})
+    times = []
+    with LocalCluster(protocol=protocol, **options) as cluster, Client(cluster) as client:
+        if work == "transpose":
+            given = dask.array.ones((6000, 6000), chunks=1000).persist()
+        else:
+            rows = 200_000
+            parts = [
+                dask.delayed(
+                    lambda seed: pandas.DataFrame(
+                        {
+                            "key": numpy.random.default_rng(seed).integers(0, 1000, rows),
+                            **{f"v{n}": numpy.ones(rows) for n in range(8)},
+                        }
+                    )
+                )(seed)
+                for seed in range(8)
+            ]
+            given = dask.dataframe.from_delayed(parts).persist()
+        wait(given)
+        for _ in range(count):
+            begun = time.perf_counter()
+            if work == "transpose":
+                done = (given + given.T).persist()
+            else:
+                done = given.shuffle("key").persist()
+            wait(done)
+            times.append(time.perf_counter() - begun)
+            del done
+    print(json.dumps(times))
