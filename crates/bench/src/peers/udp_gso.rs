@@ -56,6 +56,7 @@ impl UdpGso {
         datagrams.connect(job.other, meet)?;
         let mtu = getsockopt(datagrams.socket(), sockopt::IpMtu)?;
         let most_bytes = usize::try_from(mtu).unwrap_or_default() - HEADER_BYTES;
+        let most_bytes = most_bytes.min(TRAIN_BYTES);
         let checksum_bytes = match job.subject {
             Subject::BareUdpGsoCrc => CHECKSUM_BYTES,
             _ => 0,

@@ -341,14 +341,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replacement: "*since = (*since).min(now);",
     },
     Mutant {
-        name: "one-more-acknowledged",
-        effect: "an implied acknowledgement covers one unit too many",
-        file: "crates/proto/src/session.rs",
-        suite: Suite::Protocol("recovery"),
-        snippet: "self.units_arrived(unit, shared);",
-        replacement: "self.units_arrived(unit + 1, shared);",
-    },
-    Mutant {
         name: "unit-not-widened",
         effect: "truncated unit numbers are not extended to 64 bits",
         file: "crates/proto/src/session/receive.rs",
