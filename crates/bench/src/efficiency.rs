@@ -2,7 +2,7 @@
 //! its writes.
 //!
 //! Throughput alone says little about communication that leaves no time to the application. On the
-//! core of each side runs a [`soak`](crate::soak)er, which shows the share of the core that
+//! core of each side runs a soaker ([`crate::soak`]), which shows the share of the core that
 //! communication takes: the utilisation. The efficiency is the throughput divided by it: what the
 //! side could carry if it did nothing else. Waiting sides sleep.
 //!
