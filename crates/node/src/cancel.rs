@@ -14,9 +14,9 @@ thread_local! {
     static CHECK: Cell<Option<fn() -> bool>> = const { Cell::new(None) };
 }
 
-/// Runs `body`, in which collective calls of this thread, and operations on a peer's memory that wait for
-/// an answer, call `check` at least once a second while they wait, and fail if it returns true. `check` is
-/// called without locks of the library.
+/// Runs `body`, in which collective calls of this thread, and operations on a peer's memory that have a
+/// result, call `check` at least once a second while they wait, and fail if it returns true. No lock of
+/// the library is held then.
 pub fn cancellable<R>(check: fn() -> bool, body: impl FnOnce() -> R) -> R {
     struct Reset(Option<fn() -> bool>);
     impl Drop for Reset {

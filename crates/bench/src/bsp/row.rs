@@ -176,9 +176,7 @@ impl Row {
             relations,
         })
     }
-}
 
-impl Row {
     /// Returns the cost of relations with and without contention, by the call that is fastest for the
     /// exchange. `None` if one was not measured.
     pub fn contention(&self) -> Option<Contention> {

@@ -39,8 +39,8 @@ pub(crate) struct UdpGso {
     train_bytes: usize,
     /// Packets that wait for more.
     gathered: Vec<u8>,
-    /// Number of bytes of the pending long message that have been sent.
-    left_bytes: usize,
+    /// Number of bytes of the pending message that have been gathered or sent.
+    taken_bytes: usize,
     buffer: Buffer,
     /// Range of unread messages in `buffer`.
     begin: usize,
@@ -77,7 +77,7 @@ impl UdpGso {
             checksum_bytes,
             train_bytes: packets * packet_bytes,
             gathered: Vec::with_capacity(TRAIN_BYTES),
-            left_bytes: 0,
+            taken_bytes: 0,
             buffer: Buffer::new(size_bytes + TRAIN_BYTES),
             begin: 0,
             end: 0,
@@ -85,11 +85,11 @@ impl UdpGso {
         })
     }
 
-    /// Adds the next packets of a message to those that wait. False if there is no room.
+    /// Adds the rest of a message to the packets that wait. False if the window is full.
     fn try_gather(&mut self, payload: &[u8]) -> io::Result<bool> {
-        while self.left_bytes < payload.len() {
-            let end = payload.len().min(self.left_bytes + self.piece_bytes);
-            let piece = &payload[self.left_bytes..end];
+        while self.taken_bytes < payload.len() {
+            let end = payload.len().min(self.taken_bytes + self.piece_bytes);
+            let piece = &payload[self.taken_bytes..end];
             let more = piece.len() + self.checksum_bytes;
             if self.gathered.len() + more > self.train_bytes && !self.try_flush()? {
                 return Ok(false);
@@ -98,19 +98,19 @@ impl UdpGso {
             if self.checksum_bytes > 0 {
                 self.gathered.extend(crc32c(piece).to_le_bytes());
             }
-            self.left_bytes = end;
+            self.taken_bytes = end;
         }
         Ok(true)
     }
 
-    /// Sends a message from where it lies. False if there is no room.
+    /// Sends the rest of a message without a copy. False if the window is full.
     fn try_send_long(&mut self, payload: &[u8]) -> io::Result<bool> {
-        while self.left_bytes < payload.len() {
-            let end = payload.len().min(self.left_bytes + self.train_bytes);
-            if !self.datagrams.try_send(&payload[self.left_bytes..end])? {
+        while self.taken_bytes < payload.len() {
+            let end = payload.len().min(self.taken_bytes + self.train_bytes);
+            if !self.datagrams.try_send(&payload[self.taken_bytes..end])? {
                 return Ok(false);
             }
-            self.left_bytes = end;
+            self.taken_bytes = end;
         }
         Ok(true)
     }
@@ -159,7 +159,7 @@ impl Channel for UdpGso {
             false => self.try_flush()? && self.try_send_long(payload)?,
         };
         if has_room {
-            self.left_bytes = 0;
+            self.taken_bytes = 0;
         }
         Ok(has_room)
     }
