@@ -257,11 +257,10 @@ mod tests {
     #[test]
     fn time_passes_in_this_process() {
         let before = CpuTimes::own();
-        let mut number = 0_u64;
+        // Ends only if the time of the process is read.
         while CpuTimes::own().since(before).user_ns == 0 {
-            number = std::hint::black_box(number + 1);
+            std::hint::spin_loop();
         }
-        assert!(number > 0);
     }
 
     #[test]

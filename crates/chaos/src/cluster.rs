@@ -1,5 +1,6 @@
 //! Process 1 of the cluster: builds the testbed, runs the program, applies the plan and reports.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitCode, ExitStatus};
@@ -30,6 +31,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 const AFTERMATH: Duration = Duration::from_secs(1);
 /// How long the program may take to end after a signal before it is killed.
 const GRACE: Duration = Duration::from_secs(10);
+/// The plan begins after this time even if not all ranks have started.
+const LONGEST_START: Duration = Duration::from_secs(10);
 /// Status of a program that took too long.
 const TIMED_OUT: u8 = 124;
 
@@ -82,6 +85,10 @@ pub fn cluster(args: &ClusterArgs) -> Result<ExitCode, Box<dyn std::error::Error
     let child = command.spawn();
     let child = child.map_err(|cause| enclosure::start_error(&name.unwrap_or_default(), cause))?;
     let mut run = Run::new(&testbed, &plan, &shape, child);
+    if args.once {
+        // Nobody knows whether it starts ranks.
+        run.begun = Some(Instant::now());
+    }
     let ended = run.wait_for_program(args.timeout, &signals)?;
     let status = run.finish(ended);
     let out: &mut dyn Write = match &file {
@@ -119,17 +126,22 @@ struct Run<'a> {
     testbed: &'a Testbed,
     plan: &'a Plan,
     shape: &'a Shape,
-    begun: Instant,
+    launched: Instant,
+    /// When the plan began: once all ranks had started. `None` before.
+    begun: Option<Instant>,
     child: Child,
     /// In descending order of time, so that the next is the last.
     steps: Vec<(Duration, Step)>,
     /// One for each event of the plan.
     open: Vec<Option<Open>>,
     ranks: Ranks,
+    /// Ranks that have started.
+    started: BTreeSet<u32>,
+    /// Time since the launch.
     looked: Duration,
     start: Sample,
     entries: Vec<Entry>,
-    /// A signal or time limit has been passed on to the program at this time.
+    /// A signal or time limit has been passed on to the program at this time since the launch.
     ending: Option<Duration>,
     timed_out: bool,
 }
@@ -150,11 +162,13 @@ impl<'a> Run<'a> {
             testbed,
             plan,
             shape,
-            begun: Instant::now(),
+            launched: Instant::now(),
+            begun: None,
             child,
             steps,
             open: plan.events.iter().map(|_| None).collect(),
             ranks: Ranks::new(),
+            started: BTreeSet::new(),
             looked: Duration::ZERO,
             start: Sample::take(testbed),
             entries: Vec::new(),
@@ -169,28 +183,32 @@ impl<'a> Run<'a> {
         signals: &AtomicUsize,
     ) -> Result<ExitStatus, ChaosError> {
         loop {
-            let now = self.begun.elapsed();
+            let since_launch = self.launched.elapsed();
             let ended = self.child.try_wait();
             let ended = ended.map_err(|cause| enclosure::start_error("the program", cause))?;
             if let Some(ended) = ended {
                 return Ok(ended);
             }
-            while let Some((at, step)) = self.steps.last().copied().filter(|next| next.0 <= now) {
-                self.steps.pop();
-                self.apply(step, at)?;
+            if since_launch > self.looked + LOOK_EVERY {
+                self.looked = since_launch;
+                self.look();
             }
-            if now > self.looked + LOOK_EVERY {
-                self.look(now);
+            if self.begun.is_none() && (self.have_all_started() || since_launch > LONGEST_START) {
+                self.begun = Some(Instant::now());
+            }
+            while let Some(step) = self.next_step() {
+                self.apply(step)?;
             }
             if self.ending.is_none() {
                 let signal = signals.swap(0, Ordering::Relaxed);
-                let is_late = timeout.is_some_and(|timeout| now >= timeout);
+                let is_late = timeout.is_some_and(|timeout| since_launch >= timeout);
                 self.timed_out = is_late && signal == 0;
                 let signal = i32::try_from(signal).ok().and_then(Signal::from_named_raw);
                 if signal.is_some() || is_late {
-                    self.end_program(now, signal);
+                    self.ending = Some(since_launch);
+                    self.end_program(signal);
                 }
-            } else if self.ending.is_some_and(|since| now > since + GRACE) {
+            } else if (self.ending).is_some_and(|begun| since_launch > begun + GRACE) {
                 // Everything in the namespaces ends with this process.
                 let _may_have_ended = self.child.kill();
             }
@@ -198,9 +216,24 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Time since the plan began; zero before.
+    fn plan_time(&self) -> Duration {
+        self.begun.map_or(Duration::ZERO, |begun| begun.elapsed())
+    }
+
+    fn have_all_started(&self) -> bool {
+        (0..self.shape.ranks).all(|rank| self.started.contains(&rank))
+    }
+
+    /// Takes the next step that is due.
+    fn next_step(&mut self) -> Option<Step> {
+        let elapsed = self.begun?.elapsed();
+        let due = self.steps.pop_if(|(at, _)| *at <= elapsed);
+        due.map(|(_, step)| step)
+    }
+
     /// Asks the program to end. Stopped ranks could not, so they continue.
-    fn end_program(&mut self, now: Duration, received: Option<Signal>) {
-        self.ending = Some(now);
+    fn end_program(&mut self, received: Option<Signal>) {
         for open in self.open.iter().flatten() {
             target::signal(&open.stopped, Signal::CONT);
         }
@@ -211,20 +244,21 @@ impl<'a> Run<'a> {
                 Signal::TERM,
             ),
         };
-        self.note(now, "terminated", "program".into(), why);
+        self.note("terminated", "program".into(), why);
         target::signal(&[Pid::from_child(&self.child)], signal);
     }
 
-    fn note(&mut self, at: Duration, event: &'static str, target: String, detail: String) {
+    fn note(&mut self, event: &'static str, target: String, detail: String) {
+        let at = self.launched.elapsed();
         self.entries.push(Entry::new(at, event, target, detail));
     }
 
-    fn apply(&mut self, step: Step, at: Duration) -> Result<(), ChaosError> {
+    fn apply(&mut self, step: Step) -> Result<(), ChaosError> {
         match step {
             Step::Calm => {
                 self.testbed.set_faults(Faults::default())?;
                 if self.plan.has_packet_faults() {
-                    self.note(at, "calm", "network".into(), "no more faults".into());
+                    self.note("calm", "network".into(), "no more faults".into());
                     let noticed = Sample::take(self.testbed).since(&self.start);
                     self.entries.last_mut().expect("just noted").noticed = noticed;
                 }
@@ -248,7 +282,7 @@ impl<'a> Run<'a> {
     /// Interrupts the path of an event or restores it, unless another event still interrupts it.
     fn set_path(&self, index: usize, works: bool) -> Result<(), ChaosError> {
         let Event { action, .. } = self.plan.events[index];
-        let now = self.begun.elapsed();
+        let now = self.plan_time();
         let others = self.plan.events.iter().enumerate();
         let mut others = others.filter(|(other, event)| *other != index && event.action == action);
         let is_held = others.any(|(_, event)| event.at <= now && now < event.at + event.lasts);
@@ -267,7 +301,7 @@ impl<'a> Run<'a> {
         let event = &self.plan.events[index];
         let before = Sample::take(self.testbed);
         let mut entry = Entry {
-            at_ms: report::milliseconds(self.begun.elapsed()),
+            at_ms: report::milliseconds(self.launched.elapsed()),
             ..report::planned(event)
         };
         let mut stopped = Vec::new();
@@ -312,8 +346,7 @@ impl<'a> Run<'a> {
     }
 
     /// Notes the ranks that have started or ended.
-    fn look(&mut self, now: Duration) {
-        self.looked = now;
+    fn look(&mut self) {
         let ranks = target::ranks();
         let known = std::mem::replace(&mut self.ranks, ranks);
         for rank in 0..self.shape.ranks {
@@ -325,15 +358,17 @@ impl<'a> Run<'a> {
                 (Some(was), Some(is)) if !is.contains(&was[0]) => "restarted",
                 _ => continue,
             };
+            if event == "started" {
+                self.started.insert(rank);
+            }
             let target = format!("rank {rank}");
-            self.note(now, event, target, String::new());
+            self.note(event, target, String::new());
         }
     }
 
     /// Completes the timeline; returns the status.
     fn finish(&mut self, ended: ExitStatus) -> u8 {
-        let now = self.begun.elapsed();
-        self.look(now);
+        self.look();
         for index in 0..self.plan.events.len() {
             self.close(index);
         }
@@ -342,7 +377,7 @@ impl<'a> Run<'a> {
             Some(signal) => format!("by signal {signal}"),
             None => format!("with status {status}"),
         };
-        self.note(now, "ended", "program".into(), detail);
+        self.note("ended", "program".into(), detail);
         let noticed = Sample::take(self.testbed).since(&self.start);
         self.entries.last_mut().expect("just noted").noticed = noticed;
         for (event, open) in self.plan.events.iter().zip(&self.open) {

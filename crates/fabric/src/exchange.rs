@@ -4,7 +4,8 @@
 //! matching receive, or keeps it until one is posted. For a long message the sender sends only an
 //! offer: the region that holds it. The receiver gets the message from there straight into the
 //! receive's buffer and reports that, which completes the send. Short messages are offered, too,
-//! while too many unexpected ones wait at the receiver (`throttle.rs`).
+//! while too many unexpected ones wait at the receiver (`throttle.rs`). The receiver of a short
+//! message reports that a receive has it if the sender wants to know (`FI_DELIVERY_COMPLETE`).
 //!
 //! Nothing here blocks: operations without room are posted, or the call returns `FI_EAGAIN`.
 
@@ -45,7 +46,7 @@ use crate::wire::{Head, Kind, Offer};
 pub(crate) use atomic::AtomicRequest;
 use batch::Batch;
 use edges::{PeerEdge, PeerEdges};
-use outstanding::{Offered, Outstanding, Pending};
+use outstanding::{Outstanding, Pending, Untaken};
 use receives::{ArrivalReader, Receives};
 pub(crate) use receives::{PeekMode, ReceiveRequest};
 pub(crate) use rma::RmaRequest;
@@ -103,6 +104,7 @@ impl SendRequest {
             has_data: self.data.is_some(),
             tag: self.tag,
             data: self.data.unwrap_or(0),
+            number: 0,
         }
     }
 }
@@ -200,14 +202,24 @@ impl Exchange {
         }
         if to.messages == self.own.messages {
             self.send_to_self(&message);
-        } else if !message.wants_delivery && self.is_eager(to, message.from.length())? {
+        } else if self.is_eager(to, message.from.length())? {
+            let mut head = message.head(Kind::Message);
+            if message.wants_delivery {
+                head.number = self.outstanding.next_number();
+            }
             let mut scratch = std::mem::take(&mut self.scratch);
             scratch.clear();
-            scratch.extend_from_slice(&message.head(Kind::Message).encode());
+            scratch.extend_from_slice(&head.encode());
             message.from.gather(&mut scratch);
             let sent = self.send_short(to.message_endpoint(), &scratch);
             self.scratch = scratch;
-            if !sent? {
+            let is_sent = sent?;
+            if message.wants_delivery {
+                let untaken = Untaken::of(None, to, &message);
+                self.outstanding.insert_untaken(head.number, untaken);
+                return Ok(());
+            }
+            if !is_sent {
                 self.defer_completion(&message);
                 return Ok(());
             }
@@ -297,15 +309,8 @@ impl Exchange {
         let number = self.outstanding.next_number();
         let offer = Offer::new(message.from.length(), region.key(), number);
         self.send_offer(to, &message, offer)?;
-        let offered = Offered {
-            _region: region,
-            _memory: memory,
-            injected_bytes: message.is_injected.then(|| message.from.length()),
-            to: self::number(to.messages),
-            notify: message.notify,
-            entry: message.entry(),
-        };
-        self.outstanding.insert_offered(number, offered);
+        let untaken = Untaken::of(Some((region, memory)), to, &message);
+        self.outstanding.insert_untaken(number, untaken);
         Ok(())
     }
 
@@ -320,15 +325,15 @@ impl Exchange {
         self.send_bytes(to.message_endpoint(), &bytes)
     }
 
-    /// Completes an offered message that the receiver has fetched, or could not fetch.
-    fn on_fetched(&mut self, number: u64, failure: u64) {
-        if let Some(offered) = self.outstanding.take_offered(number) {
-            let mut entry = offered.entry;
+    /// Completes a message that a receive has, or whose data the receiver could not fetch.
+    fn on_taken(&mut self, number: u64, failure: u64) {
+        if let Some(untaken) = self.outstanding.take_untaken(number) {
+            let mut entry = untaken.entry;
             entry.failure = i32::try_from(failure)
                 .ok()
                 .filter(|number| *number != 0)
                 .map(|number| (number, 0));
-            self.sinks.complete(offered.notify, entry);
+            self.sinks.complete(untaken.notify, entry);
         }
     }
 
@@ -486,8 +491,8 @@ impl Exchange {
 
     fn on_peer_gone(&mut self, peer: u64, error: &SendError) {
         let Failure(failure) = failure_of(error);
-        for number in self.outstanding.offered_to(peer) {
-            self.on_fetched(number, u64::from(failure.unsigned_abs()));
+        for number in self.outstanding.untaken_by(peer) {
+            self.on_taken(number, u64::from(failure.unsigned_abs()));
         }
         self.fail_updates_to(peer, failure);
         self.fail_receives_from(peer, failure);

@@ -13,8 +13,8 @@ pub(crate) enum Kind {
     Message,
     /// A message of the program that the receiver fetches.
     Offer,
-    /// An offered message has been fetched. Tag: its number; data: 0 or an error number.
-    Fetched,
+    /// A receive has an offered or numbered message. Tag: its number; data: 0 or an error number.
+    Taken,
     /// The sender has written to this process's memory. Tag: the number of bytes.
     RemoteWrite,
     /// An atomic operation, sent to a port. Tag: its number; data: the encoded operation.
@@ -35,6 +35,9 @@ pub(crate) struct Head {
     pub(crate) has_data: bool,
     pub(crate) tag: u64,
     pub(crate) data: u64,
+    /// Not 0 if the sender of a whole message wants to know that a receive has it: the number to
+    /// report. Below 2^48.
+    pub(crate) number: u64,
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -42,7 +45,7 @@ pub(crate) struct Head {
 struct RawHead {
     kind: u8,
     flags: u8,
-    reserved: [u8; 6],
+    number: [u8; 6],
     tag: U64,
     data: U64,
 }
@@ -59,23 +62,25 @@ impl Head {
             has_data: false,
             tag,
             data,
+            number: 0,
         }
     }
 
     #[inline]
     pub(crate) fn encode(&self) -> [u8; HEAD_BYTES] {
+        let [number @ .., _, _] = self.number.to_le_bytes();
         let raw = RawHead {
             kind: match self.kind {
                 Kind::Message => 1,
                 Kind::Offer => 2,
-                Kind::Fetched => 3,
+                Kind::Taken => 3,
                 Kind::RemoteWrite => 4,
                 Kind::AtomicRequest => 5,
                 Kind::AtomicReply => 6,
                 Kind::Throttle => 7,
             },
             flags: TAGGED * u8::from(self.is_tagged) + DATA * u8::from(self.has_data),
-            reserved: [0; 6],
+            number,
             tag: self.tag.into(),
             data: self.data.into(),
         };
@@ -89,19 +94,21 @@ impl Head {
         let kind = match raw.kind {
             1 => Kind::Message,
             2 => Kind::Offer,
-            3 => Kind::Fetched,
+            3 => Kind::Taken,
             4 => Kind::RemoteWrite,
             5 => Kind::AtomicRequest,
             6 => Kind::AtomicReply,
             7 => Kind::Throttle,
             _ => return None,
         };
+        let [a, b, c, d, e, f] = raw.number;
         let head = Head {
             kind,
             is_tagged: raw.flags & TAGGED != 0,
             has_data: raw.flags & DATA != 0,
             tag: raw.tag.get(),
             data: raw.data.get(),
+            number: u64::from_le_bytes([a, b, c, d, e, f, 0, 0]),
         };
         Some((head, rest))
     }
@@ -190,11 +197,11 @@ mod tests {
 
     #[test]
     fn encoded_messages_are_decoded_and_short_ones_are_rejected() {
-        use Kind::{AtomicReply, AtomicRequest, Fetched, Message, RemoteWrite, Throttle};
+        use Kind::{AtomicReply, AtomicRequest, Message, RemoteWrite, Taken, Throttle};
         for kind in [
             Message,
             Kind::Offer,
-            Fetched,
+            Taken,
             RemoteWrite,
             AtomicRequest,
             AtomicReply,
@@ -207,6 +214,7 @@ mod tests {
                     has_data,
                     tag: 0x0102_0304_0506_0708,
                     data: u64::MAX - 1,
+                    number: 0x1234_5678_9abc,
                 };
                 let mut message = head.encode().to_vec();
                 message.extend(b"rest");
@@ -229,10 +237,11 @@ mod tests {
     fn the_head_of_a_tagged_message_has_the_documented_layout() {
         let head = Head {
             is_tagged: true,
+            number: 0x0102_0304,
             ..Head::control(Kind::Message, 2, 3)
         };
         let expected = [
-            [1, 1, 0, 0, 0, 0, 0, 0],
+            [1, 1, 4, 3, 2, 1, 0, 0],
             [2, 0, 0, 0, 0, 0, 0, 0],
             [3, 0, 0, 0, 0, 0, 0, 0],
         ];

@@ -205,3 +205,17 @@ fn unsupported_calls_and_hints_are_logged_once() {
         "{text}"
     );
 }
+
+#[test]
+fn a_send_with_delivery_complete_completes_when_a_receive_has_the_message() {
+    let Some(place) = Place::new() else { return };
+    let Some(program) = compile_test(&place, "delivery") else {
+        return;
+    };
+    let program = program.to_str().expect("a plain path");
+    for link in ["auto", "udp"] {
+        let mut command = place.command(program, &[]);
+        let done = run(command.env("DIPOLE_LINK", link));
+        assert!(done.status.success(), "{link}: {done:?}");
+    }
+}

@@ -512,16 +512,17 @@ fn sends_with_short_time_outs(links: Links, waits: bool) {
             false => edge.try_send(&[7; 8000]),
         };
         match sent {
-            Err(SendError::TimedOut { .. }) => {}
+            // On a busy machine there may be room left, because the wait for it was short.
+            Ok(()) | Err(SendError::TimedOut { .. }) => {}
             Err(SendError::Full { .. }) => std::thread::sleep(SHORT),
-            ended => break ended,
+            Err(ended) => break ended,
         }
         assert!(
             begun.elapsed() < PATIENCE,
             "{links:?}, {waits}: no error is reported"
         );
     };
-    assert!(matches!(gone, Err(SendError::PeerGone { .. })), "{gone:?}");
+    assert!(matches!(gone, SendError::PeerGone { .. }), "{gone:?}");
 }
 
 macro_rules! by_both {

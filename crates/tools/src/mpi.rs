@@ -60,8 +60,8 @@ impl Library {
                 // Debian disables one-sided communication over messages.
                 ("OMPI_MCA_osc", "^ucx"),
             ],
-            // Otherwise ranks of a node use MPICH's own shared memory.
-            Library::Mpich => &[("MPIR_CVAR_NOLOCAL", "1")],
+            // Ranks of a node use MPICH's own shared memory, which is faster for whole programs.
+            Library::Mpich => &[],
         }
     }
 }

@@ -6,20 +6,37 @@ use rustc_hash::FxHashMap;
 use super::atomic::PendingUpdate;
 use super::receives::PendingFetch;
 use super::rma::PendingRma;
+use super::{Name, SendRequest, number};
 use crate::completion::Entry;
 use crate::memory::RegisteredMemory;
 
-/// A long message that its receiver has not fetched.
-pub(super) struct Offered {
-    /// Closed when this is dropped, before the memory.
-    pub(super) _region: Region,
-    pub(super) _memory: RegisteredMemory,
+/// A message that completes when a receive has it.
+pub(super) struct Untaken {
+    /// Memory of an offered message. The region is closed before its memory is dropped.
+    _memory: Option<(Region, RegisteredMemory)>,
     /// Bytes of the message that are a copy, because the program may reuse its buffer.
     pub(super) injected_bytes: Option<usize>,
     /// The receiver's address as a number.
     pub(super) to: u64,
     pub(super) notify: bool,
     pub(super) entry: Entry,
+}
+
+impl Untaken {
+    /// A message to this receiver, offered if it has memory.
+    pub(super) fn of(
+        memory: Option<(Region, RegisteredMemory)>,
+        to: &Name,
+        message: &SendRequest,
+    ) -> Untaken {
+        Untaken {
+            _memory: memory,
+            injected_bytes: message.is_injected.then(|| message.from.length()),
+            to: number(to.messages),
+            notify: message.notify,
+            entry: message.entry(),
+        }
+    }
 }
 
 /// The operation that completions from the node's queue belong to.
@@ -34,8 +51,8 @@ pub(super) struct Outstanding {
     last_number: u64,
     /// Operations posted to edges that have not completed.
     posted: usize,
-    offered: FxHashMap<u64, Offered>,
-    /// Number and bytes of offered messages that were injected.
+    untaken: FxHashMap<u64, Untaken>,
+    /// Number and bytes of untaken messages that were injected.
     injected: (usize, usize),
     pending: FxHashMap<u64, Pending>,
     /// Atomic operations that have not been answered.
@@ -62,28 +79,28 @@ impl Outstanding {
         self.posted -= 1;
     }
 
-    pub(super) fn insert_offered(&mut self, number: u64, offered: Offered) {
-        if let Some(bytes) = offered.injected_bytes {
+    pub(super) fn insert_untaken(&mut self, number: u64, untaken: Untaken) {
+        if let Some(bytes) = untaken.injected_bytes {
             self.injected.0 += 1;
             self.injected.1 += bytes;
         }
-        self.offered.insert(number, offered);
+        self.untaken.insert(number, untaken);
     }
 
-    pub(super) fn take_offered(&mut self, number: u64) -> Option<Offered> {
-        let offered = self.offered.remove(&number)?;
-        if let Some(bytes) = offered.injected_bytes {
+    pub(super) fn take_untaken(&mut self, number: u64) -> Option<Untaken> {
+        let untaken = self.untaken.remove(&number)?;
+        if let Some(bytes) = untaken.injected_bytes {
             self.injected.0 -= 1;
             self.injected.1 -= bytes;
         }
-        Some(offered)
+        Some(untaken)
     }
 
-    /// Numbers of the messages offered to a peer.
-    pub(super) fn offered_to(&self, peer: u64) -> Vec<u64> {
-        let offered = self.offered.iter();
-        offered
-            .filter(|(_, offered)| offered.to == peer)
+    /// Numbers of the messages that a peer has not taken.
+    pub(super) fn untaken_by(&self, peer: u64) -> Vec<u64> {
+        let untaken = self.untaken.iter();
+        untaken
+            .filter(|(_, untaken)| untaken.to == peer)
             .map(|(number, _)| *number)
             .collect()
     }
@@ -113,13 +130,13 @@ impl Outstanding {
 
     /// Addresses, as numbers, of peers that have to act before an operation completes.
     pub(super) fn peers(&self) -> impl Iterator<Item = u64> {
-        let receivers = self.offered.values().map(|offered| offered.to);
+        let receivers = self.untaken.values().map(|untaken| untaken.to);
         receivers.chain(self.updates.values().map(|update| update.to))
     }
 
     /// Drops all operations without completing them. Posted ones still count until they complete.
     pub(super) fn clear(&mut self) {
-        self.offered.clear();
+        self.untaken.clear();
         self.injected = (0, 0);
         self.pending.clear();
         self.updates.clear();

@@ -318,7 +318,8 @@ impl Reader for ArrivalReader<'_> {
         let Some((head, _)) = Head::decode(&head) else {
             return false;
         };
-        if head.kind != Kind::Message {
+        // No reply can be sent while the node polls.
+        if head.kind != Kind::Message || head.number != 0 {
             return false;
         }
         let matcher = self.receives.matcher(head.is_tagged);
@@ -375,7 +376,7 @@ impl Exchange {
                 }
                 self.release_throttled();
             }
-            Kind::Fetched => self.on_fetched(head.tag, head.data),
+            Kind::Taken => self.on_taken(head.tag, head.data),
             Kind::Throttle => self.on_throttle(from, head.tag == 1),
             Kind::RemoteWrite => self.on_remote_write(head.tag, head.data, from),
             Kind::AtomicReply => self.on_atomic_reply(head.tag, head.data, rest),
@@ -407,6 +408,9 @@ impl Exchange {
         receive.to.fill(bytes);
         let entry = receive.entry(head, bytes.len(), from);
         self.sinks.complete(receive.notify, entry);
+        if head.number != 0 {
+            self.send_taken(from, head.number, 0);
+        }
     }
 
     /// Posts a receive.
@@ -509,10 +513,16 @@ impl Exchange {
 
     fn discard(&mut self, message: UnexpectedMessage) {
         drop(message.held);
-        match message.body {
-            Body::InPlace(_) => self.receives.on_in_place_released(),
-            Body::Copied(_) => {}
-            Body::Offered(offer) => self.send_fetched(message.from, offer.number(), 0),
+        let number = match message.body {
+            Body::InPlace(_) => {
+                self.receives.on_in_place_released();
+                message.head.number
+            }
+            Body::Copied(_) => message.head.number,
+            Body::Offered(offer) => offer.number(),
+        };
+        if number != 0 {
+            self.send_taken(message.from, number, 0);
         }
         self.release_throttled();
     }
@@ -598,14 +608,14 @@ impl Exchange {
             entry.failure = Some((failure, length));
             reported = FI_EIO;
         }
-        self.send_fetched(fetch.from, fetch.offer.number(), reported);
+        self.send_taken(fetch.from, fetch.offer.number(), reported);
         self.sinks.complete(receive.notify, entry);
     }
 
-    /// Reports to the sender of a long message that its buffer is free again.
-    fn send_fetched(&mut self, to: u64, number: u64, failure: i32) {
+    /// Reports to the sender of an offered or numbered message that a receive has it.
+    fn send_taken(&mut self, to: u64, number: u64, failure: i32) {
         let failure = u64::from(failure.unsigned_abs());
-        let head = Head::control(Kind::Fetched, number, failure);
+        let head = Head::control(Kind::Taken, number, failure);
         // If the sender is gone, it does not need the report.
         let _gone = self.send_control(Destination::known(address(to)), &head);
     }

@@ -18,6 +18,10 @@ use std::process::{Child, Command, Output, Stdio};
 use dipole_testbed::built;
 use slurm::Cluster;
 
+fn root() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
 /// The program that all launchers start: `examples/all_to_all.rs`.
 fn all_to_all() -> PathBuf {
     built::example("all_to_all")
@@ -187,6 +191,48 @@ fn tasks_of_slurm_exchange_their_addresses_by_pmix() {
     let arbitrary = ["-N2", "--distribution=arbitrary", "-w", "n1,n2,n2", at];
     step(3, &arbitrary);
     step(4, &["-N2", "sh", "-c", &format!("{at} && {at}")]);
+}
+
+#[test]
+fn a_program_of_open_mpi_is_a_step_of_slurm_over_dipole() {
+    let daemons = ["slurmctld", "slurmd", "srun", "munged", "mpicc.openmpi"];
+    if !has_all(&daemons, "slurm-wlm munge libopenmpi-dev") || !slurm::may_start() {
+        return;
+    }
+    let cluster = Cluster::start(2);
+    if !cluster.has_pmix() {
+        eprintln!("SKIPPED: Slurm's plugin for PMIx is not installed");
+        return;
+    }
+    let folder = cluster.folder();
+    let provider = built::libraries().join("libdipole_fi.so");
+    std::fs::copy(provider, folder.join("libdipole-fi.so")).unwrap();
+    let (source, program) = (root().join("examples/mpi/ep.c"), folder.join("ep"));
+    let mut compiler = Command::new("mpicc.openmpi");
+    compiler.arg("-O2").arg("-o").args([&program, &source]);
+    assert!(compiler.arg("-lm").status().unwrap().success());
+    let mut step = cluster.srun();
+    // As `dipole mpi-env openmpi` prints them.
+    step.env("FI_PROVIDER_PATH", folder)
+        .env("OMPI_MCA_pml", "cm")
+        .env("OMPI_MCA_mtl", "ofi")
+        .env("OMPI_MCA_mtl_ofi_provider_include", "dipole")
+        .env("OMPI_MCA_btl_ofi_provider_include", "dipole");
+    step.args(["--mpi=pmix", "-N2", "-n4", "-l"]).arg(&program);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let output = step.output().unwrap();
+    let (said, complaint) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{said}{complaint}");
+    assert!(said.contains("ep: right on 4 ranks"), "{said}");
+    // Without the provider, the program ends with an error and uses nothing else.
+    std::fs::remove_file(folder.join("libdipole-fi.so")).unwrap();
+    let output = step.output().unwrap();
+    let complaint = text(&output.stderr);
+    assert!(!output.status.success(), "{}", text(&output.stdout));
+    assert!(
+        complaint.contains("PML cm cannot be selected"),
+        "{complaint}"
+    );
 }
 
 /// Number of processes with this command line.
