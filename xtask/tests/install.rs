@@ -230,6 +230,13 @@ impl Installation {
             .filter_map(|line| line.split(' ').nth(2))
             .collect();
         assert!(names.len() > 20 && names.iter().all(own), "{names:?}");
+        // A section for each function would double its size.
+        let headers = run(Command::new("objdump").arg("-h").arg(&archive));
+        let sections = headers
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(1));
+        let code: Vec<&str> = sections.filter(|name| name.starts_with(".text")).collect();
+        assert_eq!(code, [".text"], "sections of {package}");
     }
 
     fn bsprun(&self, options: &[&str], program: &str) -> Command {
