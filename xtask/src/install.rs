@@ -321,6 +321,11 @@ fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
             DATA,
         ),
         Item::new(
+            "lib/systemd/system/dipole-agent@.service",
+            Content::Text(filled("examples/systemd/dipole-agent@.service.in", prefix)?),
+            DATA,
+        ),
+        Item::new(
             "lib/systemd/system/dipole-broker.service",
             Content::Text(filled("examples/systemd/dipole-broker.service.in", prefix)?),
             DATA,
