@@ -81,7 +81,7 @@ class Waits(unittest.TestCase):
                     call()
                 self.assertLess(time.monotonic() - began, PATIENCE)
 
-    def test_waits_are_reported_on_a_terminal_after_2_and_4_seconds(self):
+    def test_long_waits_are_reported_on_a_terminal(self):
         if shutil.which("script") is None:
             self.skipTest("script is not installed (Debian: bsdutils)")
         program = """
@@ -96,7 +96,10 @@ class Waits(unittest.TestCase):
             except dipole.Error:
                 pass
         """
-        for call, awaited in [("receive", "message"), ("group", "rank 1 (1:42)")]:
+        for call, awaited in [
+            ("receive", "message to endpoint 1:40"),
+            ("join", "a process to open endpoint 1:42"),
+        ]:
             with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
                 file.write(textwrap.dedent(program))
                 file.flush()
@@ -110,8 +113,7 @@ class Waits(unittest.TestCase):
                     text=True,
                     check=True,
                 ).stdout
-            for seconds in (2, 4):
-                self.assertRegex(shown, rf"waiting for {seconds} s: .*{re.escape(awaited)}", shown)
+            self.assertRegex(shown, rf"waiting for [234] s: .*{re.escape(awaited)}")
 
     def test_messages_that_share_a_packet_do_not_wait_beyond_their_time(self):
         with Peer(SILENT, 25) as peer, dipole.Endpoint() as here:
