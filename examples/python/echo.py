@@ -5,6 +5,7 @@
 """
 
 import asyncio
+import contextlib
 import sys
 import time
 
@@ -18,7 +19,9 @@ async def serve() -> None:
     with dipole.Endpoint(SERVICE) as service:
         print("serving at", service.address, flush=True)
         async for message in service:
-            service.Reply(message, message)
+            # A client that has ended, or does not read its answers, gets none.
+            with contextlib.suppress(dipole.PeerGone, dipole.WouldBlock):
+                service.Reply(message, message)
 
 
 def measure() -> None:

@@ -29,6 +29,17 @@ pub(crate) const INSTALLED: [&str; 6] = [
 ];
 /// Libraries for C, shared and static.
 const LIBRARIES: [&str; 2] = ["dipole", "bsp"];
+/// Sections of static libraries that contain those of all functions and variables.
+const MERGED: [&str; 8] = [
+    ".text",
+    ".rodata",
+    ".gcc_except_table",
+    ".data.rel.ro",
+    ".data",
+    ".bss",
+    ".tdata",
+    ".tbss",
+];
 /// Headers for C and Fortran.
 const HEADERS: [&str; 6] = [
     "dipole.h",
@@ -202,6 +213,16 @@ fn keep_interface(library: &Path, archive: &Path) -> Result<(), Failure> {
         ".llvmcmd",
     ]);
     run(hide.arg(&object))?;
+    // A section for each function takes as much room for names and headers as for code.
+    let (script, merged) = (place.path().join("merge"), place.path().join("merged.o"));
+    let merge = MERGED.map(|name| format!("{name} 0 : {{ *({name} {name}.*) }}\n"));
+    let text = format!("SECTIONS {{\n{}}}\n", merge.concat());
+    fs::write(&script, text).map_err(at(&script))?;
+    let mut link = Command::new("ld");
+    link.args(["-r", "-T"]).arg(&script).arg(&object);
+    run(link.arg("-o").arg(&merged))?;
+    fs::rename(&merged, &object).map_err(at(&object))?;
+    run(Command::new("strip").arg("--strip-unneeded").arg(&object))?;
     fs::remove_file(archive).map_err(at(archive))?;
     run(Command::new("ar").arg("rcsD").arg(archive).arg(&object))
 }
@@ -297,6 +318,11 @@ fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
         Item::new(
             "lib/systemd/user/dipole-agent.service",
             Content::Text(filled("examples/systemd/dipole-agent.service.in", prefix)?),
+            DATA,
+        ),
+        Item::new(
+            "lib/systemd/system/dipole-agent@.service",
+            Content::Text(filled("examples/systemd/dipole-agent@.service.in", prefix)?),
             DATA,
         ),
         Item::new(

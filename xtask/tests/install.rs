@@ -93,7 +93,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Installed files and their modes.
-const INSTALLED: [(&str, u32); 31] = [
+const INSTALLED: [(&str, u32); 32] = [
     ("bin/dipole", 0o755),
     ("sbin/dipole-broker", 0o755),
     ("bin/bspcc", 0o755),
@@ -124,6 +124,7 @@ const INSTALLED: [(&str, u32); 31] = [
     ("share/zsh/site-functions/_dipole", 0o644),
     ("share/fish/vendor_completions.d/dipole.fish", 0o644),
     ("lib/systemd/user/dipole-agent.service", 0o644),
+    ("lib/systemd/system/dipole-agent@.service", 0o644),
     ("lib/systemd/system/dipole-broker.service", 0o644),
 ];
 
@@ -230,6 +231,13 @@ impl Installation {
             .filter_map(|line| line.split(' ').nth(2))
             .collect();
         assert!(names.len() > 20 && names.iter().all(own), "{names:?}");
+        // A section for each function would double its size.
+        let headers = run(Command::new("objdump").arg("-h").arg(&archive));
+        let sections = headers
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(1));
+        let code: Vec<&str> = sections.filter(|name| name.starts_with(".text")).collect();
+        assert_eq!(code, [".text"], "sections of {package}");
     }
 
     fn bsprun(&self, options: &[&str], program: &str) -> Command {

@@ -142,6 +142,7 @@ fn check_packages(packages: &[PathBuf]) {
                 "./usr/sbin/dipole-broker",
                 "./usr/lib/dipole/libdipole-sockets.so",
                 "./usr/lib/systemd/user/dipole-agent.service",
+                "./usr/lib/systemd/system/dipole-agent@.service",
                 "./usr/lib/systemd/system/dipole-broker.service",
                 "./usr/share/doc/dipole/copyright",
             ][..],

@@ -1,5 +1,7 @@
 //! Conditions of a measurement that readers must know: machine, cores, load, stolen time.
 
+use std::sync::OnceLock;
+
 use dipole_node::variables;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -35,15 +37,23 @@ pub fn places(cores: Cores, remote: Option<&Remote>) -> String {
     }
 }
 
+/// The machine's load before the first measurement, which adds to it.
+pub(crate) fn initial_load() -> Option<f64> {
+    static LOAD: OnceLock<Option<f64>> = OnceLock::new();
+    *LOAD.get_or_init(machine::load)
+}
+
+/// A load, and a warning if other programs disturb measurements.
+pub(crate) fn judged(load: f64) -> String {
+    match load >= BUSY_LOAD {
+        true => format!("{load:.2}: other programs are running and disturb the measurement"),
+        false => format!("{load:.2}"),
+    }
+}
+
 /// Describes this machine and its load.
 pub fn on_machine(places: &str) -> String {
-    let load = match machine::load() {
-        Some(load) if load >= BUSY_LOAD => {
-            format!("; load {load:.2}: other programs are running and disturb the measurement")
-        }
-        Some(load) => format!("; load {load:.2}"),
-        None => String::new(),
-    };
+    let load = initial_load().map_or_else(String::new, |load| format!("; load {}", judged(load)));
     format!("{}; {places}{load}{}", machine::description(), checksum())
 }
 
@@ -77,7 +87,8 @@ pub fn closing_line(cache_line_ns: &[f64], remote: Option<&Remote>, stolen: Stol
         ""
     };
     format!(
-        "{cache_line}; stolen by the host {} ms ({:.2} %){doubt}; figures are medians over rounds",
+        "{cache_line}; stolen by the host {} ms ({:.2} %){doubt}; figures are medians over \
+         rounds, x first is the median of the ratios to the first row within a round",
         time.as_millis(),
         share * 100.0
     )
@@ -89,4 +100,16 @@ pub fn progress_bar(measurements: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} ({eta})")
         .unwrap_or_else(|_| ProgressStyle::default_bar());
     bar.with_style(style)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_of_other_programs_is_a_warning() {
+        assert_eq!(judged(0.3), "0.30");
+        let busy = judged(27.126);
+        assert!(busy.starts_with("27.13: other programs"), "{busy}");
+    }
 }

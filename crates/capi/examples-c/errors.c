@@ -8,6 +8,7 @@ int main(void)
     CHECK(strcmp(dp_error(), "") == 0);
     CHECK(strcmp(dp_version(), DP_VERSION) == 0);
     CHECK_FAILS(dp_open(-1), EINVAL, "dp_open: dpid is -1");
+    CHECK_FAILS(dp_open((int)DP_ANY), EINVAL, "dp_open_with(DP_ANY, NULL)");
     int fd = dp_open(1);
     CHECK(fd >= 0);
     CHECK_FAILS(dp_open(1), EADDRINUSE, "cannot open endpoint 1:1");

@@ -43,7 +43,7 @@ impl Address {
 }
 
 /// A number that C passes as an `int` and that must not be negative.
-pub(crate) fn unsigned(what: &'static str, number: c_int) -> Result<u32, Failure> {
+fn unsigned(what: &'static str, number: c_int) -> Result<u32, Failure> {
     u32::try_from(number).map_err(|_| Failure::BadNumber {
         what,
         found: number.into(),

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::address::{Address, unsigned};
+use crate::address::Address;
 use dipole_node::Timeout;
 
 use crate::failure::Failure;
@@ -17,7 +17,12 @@ use crate::target;
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_open(dpid: c_int) -> c_int {
     call("dp_open", || {
-        options::open(unsigned("dpid", dpid)?, OpenOptions::EMPTY)
+        let dpid = u32::try_from(dpid).map_err(|_| Failure::BadNumber {
+            what: "dpid",
+            found: dpid.into(),
+            expected: "a number that is not negative; dp_open_with(DP_ANY, NULL) opens any free one",
+        })?;
+        options::open(dpid, OpenOptions::EMPTY)
     })
 }
 

@@ -16,6 +16,7 @@ use super::sync::{AtomicUsize, Clock, Mutex, MutexGuard, Reading, Sleeper, Waker
 use super::waiters::{WaiterId, Waiters, wait_parked};
 use crate::clock::nanoseconds;
 use crate::interrupt;
+use crate::long_wait::Part;
 use crate::ready::WaitKey;
 use crate::timeout::{Timeout, WaitError};
 
@@ -41,8 +42,6 @@ const LOCAL_POLLS: u32 = 8;
 const NETWORK_POLLS_PER_STEP: u32 = 4;
 /// Steps to take at most while rearming sleeping threads.
 const MAX_STEPS_TO_ARM: u32 = 64;
-/// A wait this long logs its first warning.
-const FIRST_WARNING_NS: u64 = 2_000_000_000;
 
 /// State protected by the driver's lock.
 #[derive(Debug)]
@@ -265,8 +264,15 @@ impl<S: Stepper> Driver<S> {
             state.progress.enter();
         }
         let mut waiter = None;
-        let wait = Wait { until, keys, what };
-        let (mut state, now, result) = self.wait_on(state, begun, &wait, &mut waiter, condition);
+        let mut wait = Wait {
+            until,
+            keys,
+            what,
+            part: Part::begin(),
+        };
+        let (mut state, now, result) =
+            self.wait_on(state, begun, &mut wait, &mut waiter, condition);
+        wait.part.end(now.since(begun));
         if let Some(id) = waiter {
             state.waiters.leave(id);
             let recording = !state.waiters.is_empty();
@@ -367,7 +373,7 @@ impl<S: Stepper> Driver<S> {
         &'a self,
         mut state: MutexGuard<'a, State<S>>,
         mut now: Instant,
-        wait: &Wait<'_, S>,
+        wait: &mut Wait<'_, S>,
         waiter: &mut Option<WaiterId>,
         mut condition: W,
     ) -> Waited<'a, S, W::Output> {
@@ -376,7 +382,6 @@ impl<S: Stepper> Driver<S> {
             Timeout::Zero => (0, CallerKind::Otherwise),
             Timeout::Infinite | Timeout::After(_) => (nanoseconds(self.spin), CallerKind::Waiting),
         };
-        let mut warn_ns = FIRST_WARNING_NS;
         let mut rounds = 0_u32;
         loop {
             let round_began = now;
@@ -419,9 +424,8 @@ impl<S: Stepper> Driver<S> {
                 let waited = Duration::from_nanos(waited_ns);
                 return (state, now, Err(WaitError::TimedOut { waited }));
             }
-            if waited_ns >= warn_ns {
+            if wait.part.ns_until_report(waited_ns) == 0 {
                 Self::warn(&mut state, wait, now, waited_ns);
-                warn_ns *= 2;
             }
             if worked {
                 // There may be more work.
@@ -433,7 +437,7 @@ impl<S: Stepper> Driver<S> {
             } else {
                 let id = *waiter.get_or_insert_with(|| state.waiters.enter(wait.keys));
                 state.stepper.ready().set_recording(true);
-                let nap_ns = warn_ns.saturating_sub(waited_ns).min(left_ns);
+                let nap_ns = wait.part.ns_until_report(waited_ns).min(left_ns);
                 let (back, slept) = self.sleep(state, id, now, nap_ns);
                 state = back;
                 if let Err(cause) = slept {
@@ -446,8 +450,8 @@ impl<S: Stepper> Driver<S> {
 
     /// Logs a long wait.
     #[cold]
-    fn warn(state: &mut State<S>, wait: &Wait<'_, S>, now: Instant, waited_ns: u64) {
-        let seconds = waited_ns / 1_000_000_000;
+    fn warn(state: &mut State<S>, wait: &mut Wait<'_, S>, now: Instant, waited_ns: u64) {
+        let seconds = wait.part.report(waited_ns) / 1_000_000_000;
         tracing::warn!("waiting for {seconds} s: {}", (wait.what)(&state.stepper));
         state.stepper.waited_long(now);
     }
@@ -675,6 +679,7 @@ struct Wait<'a, S> {
     until: Timeout,
     keys: &'a [WaitKey],
     what: &'a dyn Fn(&S) -> String,
+    part: Part,
 }
 
 impl<S> Wait<'_, S> {

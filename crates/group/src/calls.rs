@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dipole_node::LongWait;
 use dipole_proto::wire::{
     ANY_LENGTH, GroupCall, GroupHead, GroupKind, GroupOperation, members_to_bytes,
 };
@@ -357,7 +358,7 @@ impl Group {
         from: usize,
     ) -> Result<PendingMessage, GroupError> {
         let rank = u32::try_from(from).expect("fewer members than endpoints");
-        let mut pause = FIRST_PROBE;
+        let (mut pause, mut long) = (FIRST_PROBE, LongWait::new());
         loop {
             let (port, shared) = (&self.port, &self.shared);
             let waited = port.wait_until(pause, || shared.state().is_resolved(key, rank));
@@ -384,6 +385,7 @@ impl Group {
             if left.is_zero() {
                 return Err(self.timed_out(from));
             }
+            self.report_if_long(&mut long, context, from);
             match context.awaits_joiners {
                 true => self.resend_start(context, from, key.1)?,
                 false => self.probe(context, key, from)?,
@@ -450,9 +452,11 @@ impl Group {
         piece: &[u8],
     ) -> Result<(), GroupError> {
         self.build_message(context, part, piece);
+        let mut long = LongWait::new();
         loop {
             let patience = context.deadline.left().min(SEND_RETRY_INTERVAL);
-            let sent = self.edge(to)?.send_timeout(&self.scratch, patience);
+            let edge = self.edge(to)?;
+            let sent = long.part(|| edge.send_timeout(&self.scratch, patience));
             match sent {
                 Ok(()) => return Ok(()),
                 Err(cause) => {
@@ -464,6 +468,15 @@ impl Group {
     }
 
     /// Ends the generation if the program has cancelled this call, which waits for a member.
+    /// Logs a wait for a member that lasts long.
+    fn report_if_long(&self, wait: &mut LongWait, context: &CallContext, waiting_for: usize) {
+        if let Some(waited) = wait.due() {
+            let (seconds, member) = (waited.as_secs(), self.member(waiting_for));
+            let operation = context.call.operation;
+            tracing::warn!("waiting for {seconds} s: {member} to take part in {operation}");
+        }
+    }
+
     fn check_cancelled(&self, waiting_for: usize) -> Result<(), GroupError> {
         if dipole_node::is_cancelled() {
             self.timed_out(waiting_for);

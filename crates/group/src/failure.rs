@@ -73,7 +73,7 @@ impl Group {
             .collect()
     }
 
-    fn member(&self, rank: usize) -> Member {
+    pub(super) fn member(&self, rank: usize) -> Member {
         let address = self.roster.address(rank);
         Member { rank, address }
     }

@@ -407,10 +407,28 @@ const LINK_LOCAL: &str = "an address that is the same on all nodes, not a link-l
                           one with a scope; give the interfaces addresses such as fd00::1";
 const ADDRESS: &str = "an IPv4 or IPv6 address such as 10.0.0.1 or fd00::1";
 
+/// Explains a wrong address. Other programs' files have ports and brackets in the same word.
+fn not_an_address(text: &str) -> Fault {
+    if let Ok(socket) = text.parse::<SocketAddr>() {
+        let (ip, port) = (socket.ip(), socket.port());
+        return Fault::new(
+            text,
+            format_args!("the port in a word of its own: `{ip} port={port}`"),
+        );
+    }
+    let inner = text
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'));
+    match inner.and_then(|inner| inner.parse::<IpAddr>().ok()) {
+        Some(ip) => Fault::new(text, format_args!("the address without brackets: `{ip}`")),
+        None => Fault::new(text, ADDRESS),
+    }
+}
+
 fn parse_address(text: &str) -> Result<IpAddr, Fault> {
     const ONE: &str = "the address of one host, neither unspecified nor multicast";
     let (plain, scope) = text.split_once('%').unwrap_or((text, ""));
-    let address: IpAddr = plain.parse().map_err(|_| Fault::new(text, ADDRESS))?;
+    let address: IpAddr = plain.parse().map_err(|_| not_an_address(text))?;
     let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
     if !scope.is_empty() || is_link_local {
         return Err(Fault::new(text, LINK_LOCAL));
@@ -446,6 +464,23 @@ mod tests {
         assert!(lines[0].ends_with(" name=localhost"), "{lines:?}");
         assert_eq!(Hosts::parse(&lines.join("\n")).unwrap().count(), 2);
         assert!(Hosts::parse("1 localhost").is_err());
+    }
+
+    #[test]
+    fn addresses_in_the_form_of_other_files_are_explained() {
+        for (line, advice) in [
+            ("1 10.0.0.1:7411", "`10.0.0.1 port=7411`"),
+            ("1 [fd00::1]:7411", "`fd00::1 port=7411`"),
+            ("1 [::1]", "without brackets: `::1`"),
+            (
+                "1 10.0.0.1 interfaces=10.1.0.1:7411",
+                "`10.1.0.1 port=7411`",
+            ),
+            ("1 10.0.0", "such as 10.0.0.1"),
+        ] {
+            let fault = Hosts::parse(line).unwrap_err().to_string();
+            assert!(fault.contains(advice), "{line}: {fault}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use dipole_driver::Timeout;
+use dipole_driver::{LongWait, Timeout};
 
 use crate::error::SendError;
 
@@ -42,10 +42,10 @@ pub(crate) fn in_slices<T>(
     if CHECK.get().is_none() || until == Timeout::Zero {
         return wait(until);
     }
-    let begun = Instant::now();
+    let (begun, mut whole) = (Instant::now(), LongWait::new());
     loop {
         let left = until.after(begun.elapsed()).duration();
-        match wait(Timeout::After(left.min(SLICE))) {
+        match whole.part(|| wait(Timeout::After(left.min(SLICE)))) {
             Err(SendError::TimedOut { target, .. } | SendError::Interrupted { target }) => {
                 let waited = begun.elapsed();
                 if is_cancelled() {

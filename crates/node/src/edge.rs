@@ -402,7 +402,7 @@ impl Inner {
         to: Address,
         until: Timeout,
     ) -> Result<Target, SendError> {
-        let what = |_: &ProcessState| format!("the process of endpoint {to} to answer");
+        let what = |state: &ProcessState| state.edges.awaited(id, to);
         let waited = self.driver.wait(until, &[id.key()], &what, |state, _| {
             state.edges.idle_target(id)
         });

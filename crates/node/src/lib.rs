@@ -63,7 +63,7 @@ pub use bytes::Bytes;
 pub use cancel::{cancellable, is_cancelled};
 pub use completion::{CompletionCounter, CompletionQueue};
 pub use config::{Config, ConfigError, Links, variables};
-pub use dipole_driver::{Timeout, interruptible};
+pub use dipole_driver::{LongWait, Timeout, interruptible};
 pub use dipole_engine::{
     Arriving, Context, Data, Departure, GoneReason, MAX_DEPARTURES, Message, Notice, Operation,
     Path, PathState, Paths, Pool, Reader, RegionKey, Traffic,

@@ -14,7 +14,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::config::variables::LOG;
 
 /// The modules that log long waits.
-const LONG_WAITS: &str = "dipole_driver=warn,dipole_bsp::slow_wait=warn";
+const LONG_WAITS: &str = "dipole_driver=warn,dipole_bsp::slow_wait=warn,dipole_group=warn";
 
 /// `DIPOLE_LOG` is not a valid filter.
 #[derive(Debug)]

@@ -51,6 +51,35 @@ fn an_edge_to_a_process_of_an_unknown_node_works_in_both_directions() {
     assert_eq!(&*here.receive_timeout(PATIENCE).unwrap(), b"back");
 }
 
+#[test]
+fn nodes_with_addresses_of_different_families_are_named_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let of = |interfaces: &str| {
+        let free = UdpSocket::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        let port = free.port();
+        let text = format!("1 127.0.0.1 port={port}\n2 ::1 port={port}{interfaces}\n");
+        let mut config = config(1, directory.path());
+        config.hosts = Hosts::parse(&text).unwrap();
+        let node = Node::open(config).unwrap();
+        let endpoint = node.endpoint(EndpointId::ANY).unwrap();
+        let edge = endpoint.edge(Address::new(2, 7)).unwrap();
+        edge.wait_open(Duration::from_secs(1))
+            .unwrap_err()
+            .to_string()
+    };
+    let text = of("");
+    assert!(
+        text.contains("node 1 (127.0.0.1) and node 2 (::1)"),
+        "{text}"
+    );
+    assert!(text.contains("same family"), "{text}");
+    let text = of(" interfaces=127.0.0.2");
+    assert!(!text.contains("same family"), "{text}");
+}
+
 /// One node sends to the other, which replies; they did not know each other before.
 fn exchange(from: &Node, to: &Node, number: u32) {
     let here = from.endpoint(EndpointId(number)).unwrap();

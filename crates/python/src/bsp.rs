@@ -140,6 +140,7 @@ impl Bsp {
     #[staticmethod]
     #[pyo3(signature = (max_ranks=None))]
     fn begin(py: Python<'_>, max_ranks: Option<u32>) -> PyResult<Option<Bsp>> {
+        dipole_node::log::init_library("dipole");
         let begin = || Process::begin(max_ranks).map(|process| process.map(OneThread));
         let begun = wait_once(py, begin)?;
         let begun = begun.map_err(|failure| failed(py, &failure))?;

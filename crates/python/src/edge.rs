@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dipole_node::{Edge as NodeEdge, RegionKey};
+use dipole_node::{Edge as NodeEdge, RegionKey, SendError};
 use pyo3::prelude::*;
 
 use crate::buffer::Buffer;
@@ -141,6 +141,17 @@ impl Edge {
     fn flush(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let (edge, patience) = (self.get(py)?, Patience::new(timeout)?);
         wait(py, patience, |left| edge.flush(left))
+    }
+
+    /// Raises PeerGone if the peer's process is gone. Never waits; probes the peer, so that its end is
+    /// noticed also by a program that only waits for its messages. Call it again now and then.
+    fn watch(&self, py: Python<'_>) -> PyResult<()> {
+        let edge = self.get(py)?;
+        match py.detach(|| edge.watch()) {
+            // It still connects.
+            Ok(()) | Err(SendError::Full { .. }) => Ok(()),
+            Err(fault) => Err(raise(py, &fault)),
+        }
     }
 
     /// Closes the edge; what was sent still arrives.

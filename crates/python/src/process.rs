@@ -32,6 +32,7 @@ pub(crate) fn node(py: Python<'_>) -> PyResult<Node> {
         // In a child that was forked without Python's knowledge, the parent's node must not be
         // closed.
         std::mem::forget(known.take());
+        dipole_node::log::init_library("dipole");
         let config = Config::from_env().map_err(|fault| Python::attach(|py| raise(py, &fault)))?;
         let linger = config.linger;
         let opened = Node::open(config).and_then(|node| {

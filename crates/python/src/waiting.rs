@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use dipole_node::{cancellable, interruptible};
+use dipole_node::{LongWait, cancellable, interruptible};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -46,12 +46,13 @@ pub(crate) fn wait<T: Send, F: Fault>(
     mut call: impl FnMut(Duration) -> Result<T, F> + Send,
 ) -> PyResult<T> {
     let (began, mut delay) = (Instant::now(), SIGNAL_DELAY);
+    let mut whole = LongWait::new();
     loop {
         let waited = began.elapsed();
         let left = patience.0.map(|whole| whole.saturating_sub(waited));
         let slice = left.map_or(delay, |left| left.min(delay));
         delay = (2 * delay).min(MAX_SIGNAL_DELAY);
-        let done = py.detach(|| interruptible(|| call(slice)));
+        let done = py.detach(|| whole.part(|| interruptible(|| call(slice))));
         let fault = match done {
             Ok(value) => return Ok(value),
             Err(fault) => fault,

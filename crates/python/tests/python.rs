@@ -175,6 +175,11 @@ fn queues() {
 }
 
 #[test]
+fn services() {
+    passes("test_services");
+}
+
+#[test]
 fn supersteps() {
     passes("test_bsp");
 }

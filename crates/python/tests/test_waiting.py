@@ -6,7 +6,13 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
+import re
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
 import threading
 import time
 import unittest
@@ -74,6 +80,40 @@ class Waits(unittest.TestCase):
                 with interrupted_after(0.05), self.assertRaises(KeyboardInterrupt):
                     call()
                 self.assertLess(time.monotonic() - began, PATIENCE)
+
+    def test_long_waits_are_reported_on_a_terminal(self):
+        if shutil.which("script") is None:
+            self.skipTest("script is not installed (Debian: bsdutils)")
+        program = """
+            import sys, dipole
+            here = dipole.Endpoint(40)
+            if sys.argv[1] == "receive":
+                waits = lambda: here.Recv(timeout=4.5)
+            else:
+                waits = lambda: dipole.Group([(1, 41), (1, 42)], 0, timeout=4.5)
+            try:
+                waits()
+            except dipole.Error:
+                pass
+        """
+        for call, awaited in [
+            ("receive", "message to endpoint 1:40"),
+            ("join", "a process to open endpoint 1:42"),
+        ]:
+            with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+                file.write(textwrap.dedent(program))
+                file.flush()
+                command = f"{sys.executable} {file.name} {call}"
+                environment = {k: v for k, v in os.environ.items() if k != "DIPOLE_LOG"}
+                shown = subprocess.run(
+                    ["script", "-qec", command, "/dev/null"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    env=environment,
+                    text=True,
+                    check=True,
+                ).stdout
+            self.assertRegex(shown, rf"waiting for [234] s: .*{re.escape(awaited)}")
 
     def test_messages_that_share_a_packet_do_not_wait_beyond_their_time(self):
         with Peer(SILENT, 25) as peer, dipole.Endpoint() as here:

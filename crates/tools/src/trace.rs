@@ -32,6 +32,7 @@ pub(crate) use files::load;
 pub(crate) use page::{body, facts};
 pub(crate) use run::{Run, Superstep, float};
 use run::{is_at_least, milliseconds};
+use summary::LEGEND;
 pub(crate) use summary::{Summary, summarise};
 
 /// Lines of the call graph that are printed.
@@ -46,6 +47,11 @@ const MOST_DEVIATIONS: usize = 5;
 /// one file per rank. Listed are the calls that end supersteps, the most expensive first, with the time
 /// that was lost there and the cause; the functions that contain them; and the supersteps that took
 /// longest beyond their prediction.
+///
+/// Columns of the calls: "compute" is the computation of the slowest rank of each superstep, and "used"
+/// the mean of all ranks as a share of that. "h" is the number of bytes of the rank that sent or received
+/// most, and "mean" that of all ranks. "repeats" are packets that were sent again, and "stalls" waits for
+/// room to send.
 #[derive(Args, Debug)]
 pub(crate) struct TraceArgs {
     /// Directory with the files of all ranks
@@ -193,7 +199,7 @@ fn print(summary: &Summary, out: &mut dyn Write) -> Result<(), Failure> {
             call.repeats.to_string(),
         ]);
     }
-    writeln!(out, "{}", fit(&rows, columns()))?;
+    writeln!(out, "{}\n{LEGEND}", fit(&rows, columns()))?;
     for call in &summary.calls {
         for reason in &call.reasons {
             writeln!(out, "{}: {reason}", call.call)?;

@@ -10,6 +10,7 @@ mod table;
 use dipole_page::{Heading, document, section as part};
 use serde::Serialize;
 
+use crate::conditions::{initial_load, judged};
 use crate::machine;
 use crate::plan::Group;
 use crate::results::{BenchRow, Measurement};
@@ -61,8 +62,8 @@ pub fn facts(between: Option<String>, cores: String, closing: &str, failures: us
     facts.push(("Cores used", cores));
     facts.extend(between.map(|between| ("Between nodes", between)));
     facts.push(("During the run", closing.to_owned()));
-    if let Some(load) = machine::load() {
-        facts.push(("Load at the end", format!("{load:.2}")));
+    if let Some(load) = initial_load() {
+        facts.push(("Load at the start", judged(load)));
     }
     if failures > 0 {
         let text = format!("{failures} measurements; figures rest on the rounds that did not");

@@ -5,6 +5,7 @@
 //! time-out expires. It starts with the first look-up and ends a moment after the last.
 
 use std::collections::hash_map::Entry;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -17,7 +18,7 @@ use super::id::EdgeRef;
 use crate::address::{Address, NodeId};
 use crate::config::{Config, Links};
 use crate::error::TargetError;
-use crate::hosts::Hosts;
+use crate::hosts::{Host, Hosts};
 use crate::key::ClusterKey;
 use crate::registry::{Found, KnownBy, Ports, Registry, ResolveError, Search, is_shortage};
 use dipole_driver::nanoseconds;
@@ -239,6 +240,12 @@ impl Shared {
             later.extend(lookups);
             let now = Instant::now();
             for lookup in later.extract_if(.., |lookup| lookup.due <= now) {
+                if let Some(cause) = family_mismatch(search.hosts(), policy.node, lookup.to.node) {
+                    let target = lookup.to;
+                    let failed = TargetError::Unresolved { target, cause };
+                    self.call_back(lookup.edge, Resolution::Failed(failed));
+                    continue;
+                }
                 search.add(lookup.to, lookup.started_at + policy.connect_timeout);
                 waiting.entry(lookup.to).or_default().push(lookup);
             }
@@ -310,9 +317,6 @@ impl Shared {
                 search.add(to, lookup.started_at + timeout);
             }
         }
-        let Some(callback) = self.callback.get() else {
-            return;
-        };
         for lookup in done {
             let resolution = match &mut found {
                 Ok(ports) => {
@@ -320,9 +324,36 @@ impl Shared {
                 }
                 Err(cause) => Resolution::Failed(failure(to, cause, lookup.started_at.elapsed())),
             };
-            callback(lookup.edge, resolution);
+            self.call_back(lookup.edge, resolution);
         }
     }
+
+    fn call_back(&self, edge: EdgeRef, resolution: Resolution) {
+        if let Some(callback) = self.callback.get() {
+            callback(edge, resolution);
+        }
+    }
+}
+
+/// Why no packets can pass between two nodes, if one has only IPv4 addresses and the other only
+/// IPv6.
+fn family_mismatch(hosts: &Hosts, own: NodeId, other: NodeId) -> Option<String> {
+    let (own, other) = (hosts.get(own)?, hosts.get(other)?);
+    let families = |host: &Host| {
+        let addresses = || std::iter::once(&host.address).chain(&host.interfaces);
+        [
+            addresses().any(IpAddr::is_ipv4),
+            addresses().any(IpAddr::is_ipv6),
+        ]
+    };
+    let (ours, theirs) = (families(own), families(other));
+    let is_shared = (0..2).any(|family| ours[family] && theirs[family]);
+    (!is_shared).then(|| {
+        format!(
+            "{own} and {other} have no addresses of the same family, IPv4 or IPv6; give one of \
+             them another address or interface in the hosts file"
+        )
+    })
 }
 
 /// True if a later look-up may succeed.

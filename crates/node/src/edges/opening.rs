@@ -8,6 +8,7 @@ use dipole_proto::wire;
 use dipole_proto::{ConnectError, Instant, PeerId};
 
 use super::connector::Policy;
+use super::{EdgeRef, EdgeTable, Stage};
 use crate::address::Address;
 use crate::config::Links;
 use crate::error::TargetError;
@@ -27,6 +28,25 @@ const HOSTS_FILE_MISMATCH: &str = "of its process and this one only one has a ho
 pub(super) enum Attempt {
     Memory(ConnId),
     Packets(PeerId),
+}
+
+impl EdgeTable {
+    /// The event that an edge to `to` waits for, for log messages.
+    pub(crate) fn awaited(&self, id: EdgeRef, to: Address) -> String {
+        let own = self.connector.policy().node;
+        match self.get(id).map(|edge| &edge.stage) {
+            Some(Stage::Resolving) if to.node == own => {
+                format!("a process to open endpoint {to}; none has it")
+            }
+            Some(Stage::Resolving) => {
+                format!(
+                    "node {} to report a process that has endpoint {to}",
+                    to.node
+                )
+            }
+            _ => format!("the process of endpoint {to} to answer"),
+        }
+    }
 }
 
 /// Starts connecting to a process; `None` if it has gone meanwhile.

@@ -4,7 +4,7 @@ mod tree;
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{self, ErrorKind, IsTerminal, Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use dipole_node::{
-    Address, Edge, Endpoint, EndpointId, GoneReason, Message, Node, ReceiveError, SendError,
+    Address, Edge, Endpoint, EndpointId, GoneReason, LongWait, Message, Node, ReceiveError,
+    SendError,
 };
 
 use super::destination::{Destination, NamedBy, place_in};
@@ -224,8 +225,14 @@ impl Listener<'_> {
 
     /// Waits for a sender to begin.
     fn await_begin(&mut self) -> Result<Message, PipeError> {
+        let (mut long, is_watched) = (LongWait::new(), io::stderr().is_terminal());
         loop {
-            let message = match self.endpoint.receive_timeout(IDLE_WAIT) {
+            let receive = || self.endpoint.receive_timeout(IDLE_WAIT);
+            let received = match is_watched {
+                true => long.part(receive),
+                false => receive(),
+            };
+            let message = match received {
                 Ok(message) => message,
                 Err(ReceiveError::TimedOut { .. }) => continue,
                 Err(error) => return Err(PipeError::Receive(error)),

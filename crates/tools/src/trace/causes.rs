@@ -220,6 +220,26 @@ impl<'a> Losses<'a> {
         self.mean_bytes > 0.0 && float(self.h_bytes) >= 2.0 * self.mean_bytes
     }
 
+    /// Names communication that takes long although no rank is waited for more than the others.
+    fn slow_for_all(&self) -> Option<String> {
+        let communicate_ns = total(self.supersteps.iter().map(|one| one.communicate_ns()));
+        let lost = milliseconds(communicate_ns);
+        match &self.predicted_ns {
+            Some(all) => Some(format!(
+                "slow communication: {lost} ms, predicted {:.3} ms, and the ranks waited for each \
+                 other alike; `dipole doctor` looks at this machine and its links, `dipole bench` \
+                 compares them with plain sockets",
+                all.iter().sum::<f64>() * 1e-6
+            )),
+            None => is_at_least(communicate_ns, 50, self.time_ns).then(|| {
+                format!(
+                    "communication: {lost} ms, more than the computation, and the ranks waited for each \
+                     other alike; after `dipole calibrate` it is compared with a prediction"
+                )
+            }),
+        }
+    }
+
     /// Names a rank whose messages take long, judged by supersteps that nothing else disturbed.
     fn slow_link(&self) -> Option<String> {
         let is_calm = |superstep: &Superstep<'_>| {
@@ -244,7 +264,9 @@ impl<'a> Losses<'a> {
         if !is_slow || !is_at_least(communicate_ns, 20, time_ns) {
             return None;
         }
-        let (rank, share) = awaited(own())?;
+        let Some((rank, share)) = awaited(own()) else {
+            return self.slow_for_all();
+        };
         // Without a prediction, more bytes explain a longer wait.
         let (widest, _) = self.largest(|rank| rank.skew_bytes);
         if self.is_skewed() && self.predicted_ns.is_none() && widest == rank {

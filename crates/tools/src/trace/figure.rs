@@ -2,6 +2,7 @@
 //! it. A bar is as wide as its communication took, and as far from the previous one as the slowest rank
 //! computed. Keys name the source lines that ended supersteps.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use dipole_bsp::trace::total;
@@ -16,7 +17,7 @@ const RIGHT: f64 = 16.0;
 /// Space above the figure for the keys.
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = 54.0;
-/// Keys closer than this to the previous one are omitted.
+/// Keys closer than this to that of a wider bar are omitted.
 const KEY_DISTANCE: f64 = 16.0;
 /// Beyond this many supersteps, several share a bar.
 pub(super) const MOST_BARS: usize = 400;
@@ -233,32 +234,22 @@ fn draw(bars: &[Bar], bands: &Bands, run: &Run<'_>) -> Option<String> {
         height: Axis::over(Scale::Linear, std::iter::once(most * to_bytes))?,
     };
     let mut svg = frame.axes()?;
-    let mut now_ns = 0.0;
-    let mut last_key = f64::NEG_INFINITY;
-    let mut last_call = None;
-    for bar in bars {
-        now_ns += float(bar.compute_ns);
-        let from = frame.x(now_ns);
-        now_ns += float(bar.communicate_ns);
-        // Anything thinner would not be visible.
-        let width = (frame.x(now_ns) - from).max(0.6);
+    let spans = frame.spans(bars);
+    for ((bar, Span { from, width, .. }), has_key) in bars.iter().zip(&spans).zip(keyed(&spans)) {
         let _fits = write!(
             svg,
             "<g data-superstep=\"{}\"><title>{}</title>",
             bar.first,
             note(bar, run)
         );
-        frame.bands(&mut svg, bar, bands, from, width);
+        frame.bands(&mut svg, bar, bands, *from, *width);
         // Includes supersteps without any bytes.
         let _fits = write!(
             svg,
             "<path class=\"span\" d=\"M{from:.2} {:.1}h{width:.2}v2h-{width:.2}Z\"/>",
             MIDDLE - 1.0
         );
-        if from - last_key >= KEY_DISTANCE
-            || bar.call != last_call && from - last_key >= KEY_DISTANCE / 2.0
-        {
-            last_key = from;
+        if has_key {
             let _fits = write!(
                 svg,
                 "<text class=\"key\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
@@ -267,10 +258,50 @@ fn draw(bars: &[Bar], bands: &Bands, run: &Run<'_>) -> Option<String> {
                 key(bar)
             );
         }
-        last_call = bar.call;
         svg += "</g>\n";
     }
     Some(svg + "</svg>\n")
+}
+
+/// A bar's place in the figure.
+#[derive(Clone, Copy)]
+struct Span {
+    from: f64,
+    width: f64,
+    call: Option<usize>,
+}
+
+impl Span {
+    /// Where its key stands.
+    fn middle(&self) -> f64 {
+        self.from + self.width / 2.0
+    }
+}
+
+/// Chooses the bars that have keys: the widest ones first, while there is room next to other keys.
+fn keyed(spans: &[Span]) -> Vec<bool> {
+    let mut by_width: Vec<usize> = (0..spans.len()).collect();
+    by_width.sort_by(|a, b| spans[*b].width.total_cmp(&spans[*a].width));
+    let mut has_key = vec![false; spans.len()];
+    // By position in hundredths: only the next keys to the left and right matter.
+    let mut placed: BTreeMap<i64, Span> = BTreeMap::new();
+    for at in by_width {
+        let span = spans[at];
+        #[allow(clippy::cast_possible_truncation, reason = "inside the figure")]
+        let place = (span.middle() * 100.0) as i64;
+        let is_free = |other: Option<(&i64, &Span)>| {
+            let distance = |other: &Span| (other.middle() - span.middle()).abs();
+            other.is_none_or(|(_, other)| match other.call == span.call {
+                true => distance(other) >= KEY_DISTANCE,
+                false => distance(other) >= KEY_DISTANCE / 2.0,
+            })
+        };
+        if is_free(placed.range(..=place).next_back()) && is_free(placed.range(place..).next()) {
+            placed.insert(place, span);
+            has_key[at] = true;
+        }
+    }
+    has_key
 }
 
 /// Vertical centre of the figure: the axis of time.
@@ -294,6 +325,24 @@ struct Frame {
 impl Frame {
     fn x(&self, ns: f64) -> f64 {
         LEFT + ns / self.all_ns * (WIDTH - LEFT - RIGHT)
+    }
+
+    /// Places the bars one after the other.
+    fn spans(&self, bars: &[Bar]) -> Vec<Span> {
+        let mut now_ns = 0.0;
+        let place = |bar: &Bar| {
+            now_ns += float(bar.compute_ns);
+            let from = self.x(now_ns);
+            now_ns += float(bar.communicate_ns);
+            // Anything thinner would not be visible.
+            let width = (self.x(now_ns) - from).max(0.6);
+            Span {
+                from,
+                width,
+                call: bar.call,
+            }
+        };
+        bars.iter().map(place).collect()
     }
 
     /// Opens the figure and draws its axes.
@@ -380,4 +429,44 @@ fn note(bar: &Bar, run: &Run<'_>) -> String {
         bar.h,
         bar.out.iter().sum::<f64>()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bars in a row, each with a gap before it.
+    fn spans(bars: &[(f64, f64, usize)]) -> Vec<Span> {
+        let mut end = 0.0;
+        let place = |(gap, width, call): &(f64, f64, usize)| {
+            let from = end + gap;
+            end = from + width;
+            Span {
+                from,
+                width: *width,
+                call: Some(*call),
+            }
+        };
+        bars.iter().map(place).collect()
+    }
+
+    #[test]
+    fn a_thin_bar_does_not_take_the_key_of_the_wide_one_after_it() {
+        let alternating = [(6.0, 0.6, 4), (1.0, 13.0, 3)].repeat(20);
+        let has_key = keyed(&spans(&alternating));
+        for (at, has_key) in has_key.iter().enumerate() {
+            assert!(*has_key || at % 2 == 0, "the wide bar {at}");
+        }
+    }
+
+    #[test]
+    fn keys_of_a_call_keep_their_distance() {
+        let all = spans(&[(0.0, 3.0, 1)].repeat(300));
+        let has_key = keyed(&all);
+        let keys = all.iter().zip(&has_key).filter(|(_, has_key)| **has_key);
+        let middles: Vec<f64> = keys.map(|(span, _)| span.middle()).collect();
+        assert!(middles.len() > 30, "{}", middles.len());
+        let mut gaps = middles.windows(2).map(|two| two[1] - two[0]);
+        assert!(gaps.all(|gap| gap >= KEY_DISTANCE), "{middles:?}");
+    }
 }

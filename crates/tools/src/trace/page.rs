@@ -4,7 +4,7 @@ use dipole_page::{Heading, digits, document, escape, section, table};
 
 use super::figure;
 use super::run::{Run, float, is_at_least};
-use super::summary::Summary;
+use super::summary::{LEGEND, Summary};
 use super::tree::Node;
 
 /// Introduction of the page.
@@ -30,7 +30,7 @@ pub(crate) fn body(run: &Run<'_>, summary: &Summary) -> String {
             &figure::html(run, &summary.predictions.communicate_ns),
         ),
         section("What was lost, and why", &reasons(summary)),
-        section("Calls", &calls(summary)),
+        section("Calls", &(calls(summary) + &legend())),
         section(
             "Call graph",
             &(tree(&summary.tree, &summary.hottest) + &balance(&summary.tree)),
@@ -102,7 +102,7 @@ fn calls(summary: &Summary) -> String {
         "predicted, ms",
         "h, kB",
         "mean, kB",
-        "sent again",
+        "repeats",
         "stalls",
     ];
     let rows: Vec<Vec<String>> = summary
@@ -124,6 +124,10 @@ fn calls(summary: &Summary) -> String {
         })
         .collect();
     table(&headings, &rows)
+}
+
+fn legend() -> String {
+    format!("<p class=\"remark\">{}.</p>\n", escape(LEGEND))
 }
 
 /// The call graph as an indented table; the most expensive path is highlighted.

@@ -9,6 +9,11 @@ use super::prediction::Predictions;
 use super::run::{Run, Superstep, float, is_at_least};
 use super::tree::{self, Node};
 
+/// Explains the columns of the calls.
+pub(super) const LEGEND: &str = "compute: the slowest rank of each superstep; used: the mean of the ranks, as a share of that; \
+                      h: bytes of the rank that sent or received most; mean: of all ranks; repeats: packets \
+                      sent again; stalls: waits for room to send";
+
 /// The supersteps ended by one call.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Profile {

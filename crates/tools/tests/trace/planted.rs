@@ -27,6 +27,8 @@ enum Cause {
     Skew,
     Loss,
     SlowLink,
+    /// Communication that takes long between all ranks alike. In pairs it would hide other causes.
+    SlowForAll,
 }
 
 const ALL: [Cause; 7] = [
@@ -49,6 +51,7 @@ impl Cause {
             Cause::Skew => "skewed h",
             Cause::Loss => "loss",
             Cause::SlowLink => "slow link",
+            Cause::SlowForAll => "communication",
         }
     }
 }
@@ -118,7 +121,7 @@ fn superstep(planted: &[Cause], epoch: u32, began_ns: u64, random: &mut StdRng) 
     }
     let last_ns = steps.iter().map(|step| step.entered_ns).max().unwrap_or(0);
     // The link of rank 5 is slow: all others wait for its messages, and it for theirs.
-    let exchange_ns = if has(Cause::SlowLink) {
+    let exchange_ns = if has(Cause::SlowLink) || has(Cause::SlowForAll) {
         30 * MS
     } else {
         200_000
@@ -129,6 +132,8 @@ fn superstep(planted: &[Cause], epoch: u32, began_ns: u64, random: &mut StdRng) 
         step.entered_ns += began_ns;
         if has(Cause::SlowLink) {
             step.waits = vec![(if rank == 5 { 4 } else { 5 }, exchange_ns)];
+        } else if has(Cause::SlowForAll) {
+            step.waits = vec![((rank + 1) % RANKS, exchange_ns)];
         } else if rank < 4 {
             step.waits = vec![(rank + 4, 100_000)];
         }
@@ -207,6 +212,10 @@ fn found(planted: &[Cause], seed: u64) -> (Vec<String>, String) {
         serde_json::from_str(&run(folder.path(), &["--json", "trace", dir])).expect("an object");
     let reasons = summary["calls"][0]["reasons"].as_array().expect("a list");
     let text = run(folder.path(), &["trace", dir]);
+    assert!(
+        text.contains("; h: bytes of the rank"),
+        "columns are explained: {text}"
+    );
     let reasons: Vec<String> = reasons
         .iter()
         .map(|reason| reason.as_str().expect("text").to_owned())
@@ -273,6 +282,17 @@ fn the_rank_the_node_and_the_cores_are_named() {
 }
 
 #[test]
+fn slow_communication_of_all_ranks_is_named_without_blaming_one() {
+    for seed in 0..5 {
+        let (reasons, text) = found(&[Cause::SlowForAll], seed);
+        assert_eq!(reasons.len(), 1, "{text}");
+        let name = Cause::SlowForAll.name();
+        assert!(reasons[0].starts_with(&format!("{name}: 1440")), "{text}");
+        assert!(reasons[0].contains("waited for each other alike"), "{text}");
+    }
+}
+
+#[test]
 fn a_preempted_rank_is_not_called_slow_in_any_superstep() {
     let (_, text) = found(&[Cause::BusyMachine], 4);
     assert!(!text.contains("slow rank"), "{text}");
@@ -314,6 +334,7 @@ fn the_report_names_the_same_causes_and_each_function_has_its_ranks() {
     for name in [
         "busy machine: ",
         "loss: ",
+        "; h: bytes of the rank",
         "<summary>program &gt; planted.c:9</summary>",
     ] {
         assert!(html.contains(name), "{name}");
