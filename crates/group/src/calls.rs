@@ -467,7 +467,6 @@ impl Group {
         }
     }
 
-    /// Ends the generation if the program has cancelled this call, which waits for a member.
     /// Logs a wait for a member that lasts long.
     fn report_if_long(&self, wait: &mut LongWait, context: &CallContext, waiting_for: usize) {
         if let Some(waited) = wait.due() {
@@ -477,6 +476,7 @@ impl Group {
         }
     }
 
+    /// Ends the generation if the program has cancelled this call, which waits for a member.
     fn check_cancelled(&self, waiting_for: usize) -> Result<(), GroupError> {
         if dipole_node::is_cancelled() {
             self.timed_out(waiting_for);
