@@ -73,6 +73,7 @@ const MAY_USE: [(&str, &[&str]); 29] = [
             "page",
             "record",
             "trace",
+            "streams",
         ],
     ),
     (

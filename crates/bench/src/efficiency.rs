@@ -51,6 +51,12 @@ const ROUNDS: u32 = 3;
 
 /// Options of efficiency.
 #[derive(Args, Debug)]
+#[command(
+    mut_arg("seconds", |arg| arg.help(format!("Duration of each measurement [default: {SECONDS}]"))),
+    mut_arg("rounds", |arg| arg.help(format!(
+        "Number of rounds in which each subject takes its turn; figures are medians over these [default: {ROUNDS}]"
+    )))
+)]
 pub(crate) struct EfficiencyArgs {
     #[command(flatten)]
     pub(crate) setup: SetupArgs,
@@ -289,4 +295,33 @@ fn curves(rows: &[EfficiencyRow], figure: &dyn Fn(&EfficiencyRow) -> f64) -> Vec
         }
     }
     page::curves_in_order(named)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        arguments: EfficiencyArgs,
+    }
+
+    #[test]
+    fn the_help_has_the_defaults_that_are_used() {
+        let program = Program::try_parse_from(["bench"]).expect("no arguments are needed");
+        let setup = program.arguments.setup.setup();
+        assert_eq!((setup.seconds, setup.rounds), (None, None));
+        let help = <Program as clap::CommandFactory>::command().render_long_help();
+        let help = help.to_string();
+        for default in [
+            format!("[default: {SECONDS}]"),
+            format!("[default: {ROUNDS}]"),
+        ] {
+            assert!(help.contains(&default), "{default}: {help}");
+        }
+        assert!(!help.contains("standard table"), "{help}");
+    }
 }

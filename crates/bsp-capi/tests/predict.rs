@@ -24,7 +24,6 @@ fn measured(folder: &Path, l_ns: f64) {
             g_ns_per_byte: 0.5,
             g_sd: 0.0,
             contention: None,
-            copy_ns_per_byte: None,
         });
     }
     profile.save_to(folder).expect("a folder of our own");

@@ -12,7 +12,7 @@ mod format;
 mod step;
 mod tracer;
 
-pub use clocks::{Clocks, Offset};
+pub use clocks::{Bounds, Clocks, Offset};
 pub use dipole_trace::{Frame, Module, total};
 pub use format::{
     Header, ReadError, Site, State, TraceError, TraceFile, VERSION, file_name, is_trace_name,

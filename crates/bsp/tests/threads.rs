@@ -20,7 +20,7 @@ use dipole_bsp::superstep::message::{Head, Kind};
 use dipole_bsp::superstep::node_map::NodeMap;
 use dipole_bsp::superstep::schedule::Order;
 use dipole_bsp::{Failure, Process};
-use dipole_model::{Cost, Machine, Medium, Slots};
+use dipole_model::{Medium, Slots};
 use dipole_node::RegionMemory;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -164,10 +164,7 @@ impl Carrier for Channels {
 }
 
 fn carriers(size: usize) -> Vec<Channels> {
-    carriers_with(size, &Memories::default())
-}
-
-fn carriers_with(size: usize, memories: &Memories) -> Vec<Channels> {
+    let memories = Memories::default();
     let (senders, inboxes): (Vec<_>, Vec<_>) = (0..size).map(|_| channel()).unzip();
     let with_rank = (0..).zip(inboxes);
     with_rank
@@ -175,7 +172,7 @@ fn carriers_with(size: usize, memories: &Memories) -> Vec<Channels> {
             rank,
             others: senders.clone(),
             inbox,
-            memories: Arc::clone(memories),
+            memories: Arc::clone(&memories),
             queue: VecDeque::new(),
             rng: ChaCha8Rng::seed_from_u64(rank.into()),
             has_room: true,
@@ -306,68 +303,6 @@ fn ranks_that_send_in_slots_and_in_any_order() {
                 process.set_order(Order::Random { seed });
             },
         );
-    }
-}
-
-/// Memory of ranks on other nodes is opened if it is at least as long as the profile says.
-#[test]
-fn the_measured_cost_decides_which_transfers_go_straight_to_their_destination() {
-    const BYTES: usize = 20_000;
-    let cost = |l_ns| Cost {
-        p: 2,
-        nodes: 2,
-        s_mflops: 1000.0,
-        l_ns,
-        l_ci_ns: 0.0,
-        g_ns_per_byte: 1.0,
-        g_sd: 0.0,
-        contention: None,
-        copy_ns_per_byte: Some(0.1),
-    };
-    // From l / 0.2 ns on: 10,000 and 50,000 bytes; 64 KiB without a profile.
-    let cases = [
-        (vec![cost(2000.0)], 1),
-        (vec![cost(10_000.0)], 0),
-        (vec![], 0),
-    ];
-    for (costs, opened) in cases {
-        let memories = Memories::default();
-        let node_map = NodeMap::new(&[0, 1]);
-        thread::scope(|scope| {
-            for (number, carrier) in (0..).zip(carriers_with(2, &memories)) {
-                let (node_map, costs) = (&node_map, &costs);
-                scope.spawn(move || {
-                    // Only rank 0's costs count.
-                    let machine = match number {
-                        0 => Machine::of(costs, false),
-                        _ => Machine::default(),
-                    };
-                    let joined =
-                        Process::join_with_machine(carrier, (number, 2), None, node_map, machine);
-                    let process = joined.expect("both come").expect("it takes part");
-                    let send = |process: &mut Process<Channels>| {
-                        let own = u8::try_from(process.rank()).expect("two ranks");
-                        let (mut area, source) = (vec![9_u8; BYTES], vec![own; BYTES]);
-                        let handle = handle(&mut area);
-                        // SAFETY: both live until the superstep has ended and are not used before.
-                        unsafe {
-                            process.push_registration(handle, BYTES as u64)?;
-                            process.sync()?;
-                            let bytes = BYTES as u64;
-                            process.put_unbuffered(1, source.as_ptr(), handle, 0, bytes)?;
-                        }
-                        process.sync()?;
-                        let expected = if own == 1 { [0, 1] } else { [9, 9] };
-                        assert!(area.iter().all(|byte| expected.contains(byte)));
-                        process.pop_registration(handle)?;
-                        process.sync()
-                    };
-                    run_rank(process, send).expect("the program is correct");
-                });
-            }
-        });
-        // Each rank opens its registered area.
-        assert_eq!(memories.lock().expect("not poisoned").len(), 2 * opened);
     }
 }
 

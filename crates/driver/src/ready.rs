@@ -9,11 +9,31 @@ use dipole_proto::{EdgeId, PeerId};
 
 /// Keys listed between two wake-ups. If there are more, all waiters are woken.
 const MAX_LISTED: usize = 64;
-/// Keys that one waiter can wait for.
+/// Keys that are kept for one waiter, so that a wait does not allocate.
 const MAX_KEYS: usize = 4;
 
 /// The keys of one waiter; any of them wakes it.
-pub(crate) type Keys = ArrayVec<WaitKey, MAX_KEYS>;
+#[derive(Debug)]
+pub(crate) enum Keys {
+    /// Only these keys.
+    Few(ArrayVec<WaitKey, MAX_KEYS>),
+    /// More than are kept, as for a message to many targets: every key.
+    Any,
+}
+
+impl Keys {
+    pub(crate) fn of(keys: &[WaitKey]) -> Keys {
+        ArrayVec::try_from(keys).map_or(Keys::Any, Keys::Few)
+    }
+
+    /// True if one of the keys became ready.
+    pub(crate) fn are_in(&self, ready: &Ready) -> bool {
+        match self {
+            Keys::Few(keys) => ready.concerns(keys),
+            Keys::Any => ready.overflowed || ready.has_keys(),
+        }
+    }
+}
 
 /// An event that a thread or a task can wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -150,6 +170,19 @@ mod tests {
         assert!(!ready.concerns(&[WaitKey::RingSpace]));
         ready.clear();
         assert!(!ready.has_keys());
+    }
+
+    #[test]
+    fn more_keys_than_are_kept_match_every_key() {
+        let mut ready = Ready::default();
+        ready.set_recording(true);
+        let edges: Vec<WaitKey> = (0..9).map(WaitKey::Connecting).collect();
+        let (few, many) = (Keys::of(&edges[..MAX_KEYS]), Keys::of(&edges));
+        assert!(!few.are_in(&ready) && !many.are_in(&ready));
+        ready.notify(WaitKey::Connecting(8));
+        assert!(!few.are_in(&ready) && many.are_in(&ready));
+        ready.notify(WaitKey::Connecting(0));
+        assert!(few.are_in(&ready) && many.are_in(&ready));
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl Waiters {
     /// Registers a thread that is about to sleep.
     pub(super) fn enter(&mut self, keys: &[WaitKey]) -> WaiterId {
         let thread = Thread {
-            keys: keys.iter().copied().collect(),
+            keys: Keys::of(keys),
             state: ThreadState::Running,
             condvar: self
                 .spare_condvars
@@ -164,7 +164,7 @@ impl Waiters {
     /// kernel.
     pub(super) fn wake(&mut self, ready: &Ready, leader: &Waker) {
         for thread in self.threads.iter_mut().flatten() {
-            if !ready.concerns(&thread.keys) {
+            if !thread.keys.are_in(ready) {
                 continue;
             }
             match std::mem::replace(&mut thread.state, ThreadState::Running) {

@@ -16,8 +16,7 @@ use crate::state::{MAX_CALLS_AHEAD, MessageKey, PendingMessage};
 
 /// When a member is first probed after waiting for it.
 const FIRST_PROBE: Duration = Duration::from_millis(20);
-/// Longer messages are split into pieces, so that each is forwarded on arrival. Their length without
-/// a measured cost of messages.
+/// Longer messages are split into pieces of this length, so that each is forwarded on arrival.
 const PIECE_BYTES: usize = 64 << 10;
 /// Bytes that members move between two internal barriers.
 const MAX_BYTES_AHEAD: u64 = 32 << 20;
@@ -307,7 +306,7 @@ impl Group {
     ) -> Result<(), GroupError> {
         let roster = Arc::clone(&self.roster);
         let (rank, root) = (self.rank(), context.root());
-        for (at, piece) in pieces(data, from, self.piece_bytes(data.len())) {
+        for (at, piece) in pieces(data, from) {
             for child in roster.placement.children(rank, root) {
                 let part = Part {
                     round: 0,
@@ -406,7 +405,7 @@ impl Group {
         let list = members_to_bytes(&self.roster.members.pairs());
         for round in 0..=rounds {
             let (to, _) = shape::partners(rank, size, u32::from(round));
-            for (at, piece) in pieces(&list, 0, self.piece_bytes(list.len())) {
+            for (at, piece) in pieces(&list, 0) {
                 let part = Part {
                     round,
                     rank: own,
@@ -431,7 +430,7 @@ impl Group {
         data: &[u8],
     ) -> Result<(), GroupError> {
         let rank = self.roster.own_rank();
-        for (at, piece) in pieces(data, 0, self.piece_bytes(data.len())) {
+        for (at, piece) in pieces(data, 0) {
             let part = Part {
                 round,
                 rank,
@@ -485,18 +484,6 @@ impl Group {
         Ok(())
     }
 
-    /// The length of the pieces of a message: the one with which it arrives soonest at the leaves of
-    /// the broadcast tree, by the measured cost of messages. The deepest path counts.
-    fn piece_bytes(&self, length: usize) -> usize {
-        if length <= PIECE_BYTES / 2 {
-            return PIECE_BYTES;
-        }
-        let hops = shape::rounds(self.size());
-        let measured = self.cost.as_ref();
-        let measured = measured.and_then(|cost| cost.piece_bytes(length, hops));
-        measured.unwrap_or(PIECE_BYTES)
-    }
-
     /// Writes head and piece of a message to `scratch`.
     fn build_message(&mut self, context: &CallContext, part: &Part, piece: &[u8]) {
         let Part {
@@ -524,14 +511,13 @@ impl Group {
     }
 }
 
-/// Splits the data after `from` into pieces of this length with their offsets; empty data gives one
-/// empty piece.
-fn pieces(data: &[u8], from: usize, length: usize) -> impl Iterator<Item = (usize, &[u8])> {
+/// Splits the data after `from` into pieces with their offsets; empty data gives one empty piece.
+fn pieces(data: &[u8], from: usize) -> impl Iterator<Item = (usize, &[u8])> {
     let empty = (data.len() == from).then_some((from, &[][..]));
-    let cut = data[from..].chunks(length).enumerate();
+    let cut = data[from..].chunks(PIECE_BYTES).enumerate();
     empty
         .into_iter()
-        .chain(cut.map(move |(at, piece)| (from + at * length, piece)))
+        .chain(cut.map(move |(at, piece)| (from + at * PIECE_BYTES, piece)))
 }
 
 fn to_bytes<T: Number>(numbers: &[T]) -> Vec<u8> {

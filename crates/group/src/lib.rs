@@ -31,7 +31,6 @@ use dipole_proto::wire::{GroupCall, GroupHead, GroupOperation, members_to_bytes}
 use dipole_node::Address;
 use dipole_node::Message;
 use dipole_node::Node;
-use dipole_node::PointToPoint;
 use dipole_node::SendError;
 use dipole_node::{ActivePort, PortContext};
 use dipole_node::{Edge, Operation};
@@ -69,8 +68,6 @@ pub struct Group {
     work: Vec<u8>,
     /// Edges with replies to members of an ended generation.
     answers: Vec<Edge>,
-    /// The measured cost of messages between the members.
-    cost: Option<PointToPoint>,
 }
 
 /// State shared by the calls and the handler.
@@ -153,8 +150,6 @@ impl Group {
             let cause = format!("rank {rank} is on node {other}, but this is node {own}");
             return Err(GroupError::Members { cause });
         }
-        let is_local = members.addresses.iter().all(|it| it.node == node.id());
-        let cost = node.message_cost(is_local).cloned();
         let roster = Arc::new(Roster::new(members, rank));
         let shared = Arc::new(Shared {
             state: Mutex::new(CollectiveState::new(Arc::clone(&roster))),
@@ -173,7 +168,6 @@ impl Group {
             scratch: Vec::new(),
             work: Vec::new(),
             answers: Vec::new(),
-            cost,
         };
         group.start(Deadline::after(timeout), true)?;
         Ok(group)

@@ -256,20 +256,10 @@ impl CollectiveState {
             is_forwarding: false,
             forward_failed_at: None,
         });
-        // A process that forwards or repeats a message may cut it into pieces of another length. Skip
-        // the part that is already here; a later offset belongs to a duplicate of another message.
-        let known = transfer.bytes.len() as u64;
-        let skipped = known.checked_sub(head.offset).map(usize::try_from);
-        let Some(Ok(skipped)) = skipped.filter(|_| transfer.call == head.call) else {
+        // Any other offset belongs to a duplicate.
+        if transfer.bytes.len() as u64 != head.offset || transfer.call != head.call {
             return Reaction::None;
-        };
-        let is_first_and_empty = known == 0 && data.is_empty();
-        let Some(data) = data
-            .get(skipped..)
-            .filter(|new| !new.is_empty() || is_first_and_empty)
-        else {
-            return Reaction::None;
-        };
+        }
         if transfer.bytes.is_empty() {
             let reserved = head.call.length.min(MAX_RESERVED_BYTES);
             transfer
@@ -479,27 +469,6 @@ mod tests {
         state.on_message(from, &head, b"two");
         assert!(state.is_resolved(&key, 1));
         assert_eq!(state.take(&key).expect("whole").bytes, b"onetwo");
-    }
-
-    #[test]
-    fn pieces_of_another_length_continue_where_the_known_bytes_end() {
-        let roster = roster(0, &[10, 11], 0);
-        let mut state = started(&roster);
-        let from = Address::new(1, 11);
-        let head = head(&roster, 1, call(GroupOperation::Reduce, 10), 1);
-        let key = (1, 0, 1);
-        for (offset, piece) in [
-            (0, &b"0123"[..]),
-            (2, b"23"),
-            (6, b"6789"),
-            (2, b"234567"),
-            (4, b"4567"),
-            (6, b"6789"),
-        ] {
-            assert!(state.take(&key).is_none(), "{offset}");
-            state.on_message(from, &GroupHead { offset, ..head }, piece);
-        }
-        assert_eq!(state.take(&key).expect("whole").bytes, b"0123456789");
     }
 
     #[test]

@@ -133,7 +133,6 @@ mod tests {
             l_ci_ns: 0.0,
             g_sd: 0.0,
             contention: None,
-            copy_ns_per_byte: None,
             s_mflops: 1000.0,
             basis: Basis::Measured,
         };

@@ -8,16 +8,10 @@
 //! # Source
 //! Directed Point §3.2, eq. 1, and §5.1, eq. 2.
 
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
 
-use crate::file::{self, ProfileError};
 use crate::interval::{MedianInterval, between, float};
 use crate::wire::Wire;
-
-/// Candidates for the pieces of a forwarded message. Below the first the headers cost too much.
-const PIECES_BYTES: [usize; 6] = [8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10];
 
 /// Parameters of messages of one fragment, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -102,20 +96,6 @@ pub struct Prediction {
 }
 
 impl PointToPoint {
-    /// Loads the costs of messages over a kind of link. `None` if it was never calibrated.
-    ///
-    /// # Errors
-    /// [`ProfileError`].
-    pub fn load(directory: &Path, link: &str) -> Result<Option<PointToPoint>, ProfileError> {
-        #[derive(Deserialize)]
-        struct Part {
-            #[serde(default)]
-            point_to_point: Option<PointToPoint>,
-        }
-        let part: Option<Part> = file::read(directory, link)?;
-        Ok(part.and_then(|part| part.point_to_point))
-    }
-
     /// Returns the parameters for a message of at most one fragment, interpolated linearly over the
     /// length. `None` if no length was measured.
     #[must_use]
@@ -151,36 +131,6 @@ impl PointToPoint {
             g_s_ns: of(|long| long.g_s_ns),
             g_r_ns: of(|long| long.g_r_ns),
         })
-    }
-
-    /// Returns the length of pieces in which a message of `bytes` arrives soonest at the end of a
-    /// chain of `hops` processes, each of which forwards every piece on its arrival: the first piece
-    /// takes a trip per hop, and each further one follows after a gap. `None` if too little was
-    /// measured.
-    #[must_use]
-    pub fn piece_bytes(&self, bytes: usize, hops: u32) -> Option<usize> {
-        let mut best: Option<(f64, usize)> = None;
-        for piece in PIECES_BYTES {
-            let pieces = (float(bytes) / float(piece)).max(1.0);
-            let trip_ns = self.predict(piece.min(bytes))?.ns.median;
-            let ns = f64::from(hops) * trip_ns + (pieces - 1.0) * self.gap_ns(piece)?;
-            // The first of equals is the shortest, and needs the least memory.
-            if best.is_none_or(|(least, _)| ns < least) {
-                best = Some((ns, piece));
-            }
-        }
-        best.map(|(_, piece)| piece)
-    }
-
-    /// Returns the time between messages of this length that follow each other.
-    fn gap_ns(&self, bytes: usize) -> Option<f64> {
-        if bytes <= self.fragment_bytes {
-            let short = self.short(bytes)?;
-            return Some(short.g_s_ns.median.max(short.g_r_ns.median));
-        }
-        let long = self.long(bytes)?;
-        let each_ns = long.gap().median.max(long.work_ns.median);
-        Some(float(bytes) / float(self.fragment_bytes) * each_ns)
     }
 
     /// Predicts the time of one message. `None` if too little was measured.
@@ -378,49 +328,6 @@ mod tests {
             ..model
         };
         assert_eq!(nothing.predict(1), None);
-    }
-
-    /// A link on which each message costs `each_ns` and each byte 1 ns.
-    fn link_with_cost_of_messages(each_ns: f64) -> PointToPoint {
-        let ns = MedianInterval::exactly;
-        let short = |bytes: usize| Short {
-            bytes,
-            trip_ns: ns(each_ns + float(bytes)),
-            o_s_ns: ns(each_ns + float(bytes)),
-            o_r_ns: ns(0.0),
-            u_r_ns: ns(0.0),
-            l_ns: ns(0.0),
-            g_s_ns: ns(each_ns + float(bytes)),
-            g_r_ns: ns(0.0),
-        };
-        PointToPoint {
-            place: "node".to_owned(),
-            rounds: 1,
-            fragment_bytes: 256 << 10,
-            cache_line_ns: None,
-            wire: None,
-            short: vec![short(1), short(256 << 10)],
-            long: Vec::new(),
-        }
-    }
-
-    #[test]
-    fn pieces_are_longer_where_messages_cost_more_and_shorter_on_longer_chains() {
-        let link = link_with_cost_of_messages(1000.0);
-        let dear = link_with_cost_of_messages(100_000.0);
-        let piece = |link: &PointToPoint, bytes, hops| link.piece_bytes(bytes, hops);
-        // The sum is smallest for pieces of sqrt(bytes * cost / (hops - 1)).
-        assert_eq!(piece(&link, 1 << 20, 2), Some(32 << 10));
-        assert_eq!(piece(&link, 1 << 20, 9), Some(8 << 10));
-        assert_eq!(piece(&dear, 1 << 20, 2), Some(256 << 10));
-        assert_eq!(piece(&link, 1 << 28, 3), Some(256 << 10));
-        // Without forwarding there is nothing to overlap, so fewer messages are better.
-        assert_eq!(piece(&link, 1 << 20, 1), Some(256 << 10));
-        let nothing = PointToPoint {
-            short: Vec::new(),
-            ..link
-        };
-        assert_eq!(nothing.piece_bytes(1 << 20, 2), None);
     }
 
     #[test]

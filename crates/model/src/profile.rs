@@ -197,7 +197,6 @@ mod tests {
             g_ns_per_byte: 1.0,
             g_sd: 0.1,
             contention: None,
-            copy_ns_per_byte: None,
         };
         let mut profile = paced();
         for one in [

@@ -5,9 +5,6 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Limits of [`Parameters::direct_bytes`], whatever was measured.
-const DIRECT_RANGE: (f64, f64) = (8_192.0, 1_048_576.0);
-
 /// The BSP parameters that `dipole calibrate supersteps` has measured for one number of ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
@@ -28,9 +25,6 @@ pub struct Cost {
     /// Cost of relations with and without contention.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contention: Option<Contention>,
-    /// Time per byte of a copy in memory while all ranks copy.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub copy_ns_per_byte: Option<f64>,
 }
 
 /// Time per byte of h of relations with the same h, in which different numbers of messages meet.
@@ -95,8 +89,6 @@ pub struct Parameters {
     pub s_mflops: f64,
     /// Cost of relations with and without contention.
     pub contention: Option<Contention>,
-    /// Time per byte of a copy in memory.
-    pub copy_ns_per_byte: Option<f64>,
     /// Origin of the parameters: measured or interpolated.
     pub basis: Basis,
 }
@@ -130,25 +122,6 @@ impl Parameters {
             g_ns_per_byte,
             ..self
         })
-    }
-
-    /// Returns the length from which data should go straight into another rank's memory. That saves a
-    /// copy on each side, but waits until all ranks have reached the end of the superstep, which takes
-    /// at most l. `None` if copies were not measured.
-    #[must_use]
-    pub fn direct_bytes(&self) -> Option<u64> {
-        let copies_ns_per_byte = 2.0 * self.copy_ns_per_byte?;
-        let bytes = self.l_ns / copies_ns_per_byte;
-        if !bytes.is_finite() {
-            return None;
-        }
-        #[allow(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "clamped to a small range"
-        )]
-        let bytes = bytes.clamp(DIRECT_RANGE.0, DIRECT_RANGE.1) as u64;
-        Some(bytes)
     }
 
     /// Time that a rank needs for this many floating-point operations.
@@ -239,10 +212,8 @@ fn line(one: &Cost, other: &Cost, p: u32, basis: Basis) -> Parameters {
             exchange: of(Pattern::Exchange),
         }
     });
-    let copies = one.copy_ns_per_byte.zip(other.copy_ns_per_byte);
     Parameters {
         contention,
-        copy_ns_per_byte: copies.map(|(one, other)| at(one, other, 0.0)),
         p,
         l_ns: at(one.l_ns, other.l_ns, 0.0),
         g_ns_per_byte: at(one.g_ns_per_byte, other.g_ns_per_byte, 0.0),
@@ -267,7 +238,6 @@ mod tests {
             g_ns_per_byte,
             g_sd: 0.1,
             contention: None,
-            copy_ns_per_byte: None,
         }
     }
 
@@ -297,24 +267,6 @@ mod tests {
             ..contention
         };
         assert_eq!(unknown.factor(Pattern::Exchange), None);
-    }
-
-    #[test]
-    fn data_go_straight_to_their_destination_where_copies_take_longer_than_a_barrier() {
-        let bytes = |l_ns, copy_ns_per_byte| {
-            let cost = Cost {
-                copy_ns_per_byte,
-                ..cost(2, 2, l_ns, 1.0)
-            };
-            let machine = Machine::of(&[cost], false);
-            machine.at(2).expect("measured").direct_bytes()
-        };
-        assert_eq!(bytes(10_000.0, Some(0.1)), Some(50_000));
-        assert_eq!(bytes(20_000.0, Some(0.1)), Some(100_000));
-        assert_eq!(bytes(1.0, Some(0.1)), Some(8 << 10), "at least");
-        assert_eq!(bytes(1e9, Some(0.1)), Some(1 << 20), "at most");
-        assert_eq!(bytes(10_000.0, None), None);
-        assert_eq!(bytes(10_000.0, Some(0.0)), None);
     }
 
     fn machine() -> Machine {

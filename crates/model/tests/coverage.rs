@@ -70,7 +70,6 @@ fn calibrated(random: &mut Random, noise: f64) -> Machine {
         g_ns_per_byte: G * (1.0 + noise) + random.normal() * g_sd,
         g_sd,
         contention: None,
-        copy_ns_per_byte: None,
     };
     Machine::of(&[cost], true)
 }

@@ -29,7 +29,7 @@ use crate::stats::Stats;
 use dipole_driver::Clock;
 use dipole_driver::Driver;
 use dipole_engine::{Departure, Engine, Paths};
-use dipole_model::{Choices, PointToPoint};
+use dipole_model::Choices;
 
 /// Attempts to find a free ephemeral endpoint number; most numbers are free.
 const EPHEMERAL_ATTEMPTS: u32 = 64;
@@ -87,7 +87,7 @@ impl Node {
         if config.may_share_memory() {
             choice.memory = share_memory(&mut engine, &config, &registry, incarnation)?;
         }
-        let profiles = Profiles::open(config.profile_dir.clone(), packets);
+        let profiles = Profiles::open(config.profile_dir.as_deref(), packets);
         engine.apply_profile(profiles.choices(true), profiles.choices(false));
         engine.allow_exports().map_err(OpenError::Sleep)?;
         let state = ProcessState::new(engine, edges);
@@ -129,13 +129,6 @@ impl Node {
     #[must_use]
     pub fn choices(&self, is_local: bool) -> Choices {
         self.inner.profiles.choices(is_local)
-    }
-
-    /// Returns the cost of messages to processes of this node (`is_local`), or of other nodes, that
-    /// `dipole calibrate` has measured.
-    #[must_use]
-    pub fn message_cost(&self, is_local: bool) -> Option<&PointToPoint> {
-        self.inner.profiles.cost(is_local)
     }
 
     /// Returns the node's id.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use dipole_engine::AnyLink;
 use dipole_engine::{Destination, Engine};
 use dipole_link::sim::{Network, NetworkConfig};
-use dipole_model::{Choices, MedianInterval, PointToPoint, Profile, Short};
+use dipole_model::{Choices, Profile};
 use dipole_node::{Address, Config, Endpoint, EndpointId, Links, Node, NodeId, ProtocolConfig};
 use dipole_proto::Instant;
 
@@ -102,7 +102,7 @@ fn a_profile_changes_the_length_up_to_which_messages_are_one_record() {
 }
 
 #[test]
-fn a_node_knows_the_settings_and_the_cost_of_messages_of_its_links() {
+fn a_node_knows_the_settings_of_its_links() {
     let directory = tempfile::tempdir().expect("a directory");
     let profiles = directory.path().join("profiles");
     let mut profile = Profile::new("shm");
@@ -110,36 +110,10 @@ fn a_node_knows_the_settings_and_the_cost_of_messages_of_its_links() {
         whole_bytes: Some(20_000),
         ..Choices::default()
     });
-    let ns = MedianInterval::exactly;
-    profile.point_to_point = Some(PointToPoint {
-        place: "node".to_owned(),
-        rounds: 1,
-        fragment_bytes: 16 << 10,
-        cache_line_ns: None,
-        wire: None,
-        short: [1, 16 << 10]
-            .map(|bytes| Short {
-                bytes,
-                trip_ns: ns(700.0),
-                o_s_ns: ns(100.0),
-                o_r_ns: ns(100.0),
-                u_r_ns: ns(0.0),
-                l_ns: ns(500.0),
-                g_s_ns: ns(90.0),
-                g_r_ns: ns(80.0),
-            })
-            .into(),
-        long: Vec::new(),
-    });
     profile.save_to(&profiles).expect("it can be written");
     let measured = pair(&directory.path().join("measured"), Some(&profiles));
     assert_eq!(measured.left.choices(true).whole_bytes(true), 20_000);
-    let cost = measured.left.message_cost(true).expect("it was measured");
-    assert_eq!(cost.predict(64).map(|it| it.ns.median), Some(700.0));
     assert_eq!(measured.left.choices(false), Choices::default());
-    assert_eq!(measured.left.message_cost(false), None);
-    let unknown = pair(&directory.path().join("unknown"), None);
-    assert_eq!(unknown.left.message_cost(true), None);
 }
 
 #[test]

@@ -102,7 +102,16 @@ fn obey(endpoint: &Endpoint, orders: &Receiver<Command>) -> Vec<u32> {
 
 /// A root with two targets in other nodes.
 fn tree(directory: &TempDir, links: Links) -> (Endpoint, [Leaf; 2]) {
-    let leaves = [2, 3].map(|id| Leaf::new(directory, links, id));
+    tree_of(directory, links, [2, 3])
+}
+
+/// A root with these targets in other nodes.
+fn tree_of<const N: usize>(
+    directory: &TempDir,
+    links: Links,
+    ids: [u32; N],
+) -> (Endpoint, [Leaf; N]) {
+    let leaves = ids.map(|id| Leaf::new(directory, links, id));
     let root = node(directory, links)
         .endpoint(EndpointId(1))
         .expect("a free endpoint");
@@ -150,6 +159,30 @@ fn a_repeated_send_never_delivers_twice(links: Links) {
         assert!(refused > 0, "the slow target always had room");
         assert_eq!(fast.end(), all);
         assert_eq!(slow.end(), all);
+    }
+}
+
+/// The sender sleeps until seven targets have room: each of them can wake it.
+fn a_message_waits_for_many_slow_targets(links: Links) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (root, leaves) = tree_of(&directory, links, [2, 3, 4, 5, 6, 7, 8]);
+    let mut sent = 0;
+    let blocked = loop {
+        match root.send_timeout(&message(sent), Duration::from_millis(200)) {
+            Ok(()) => sent += 1,
+            Err(error) => break error,
+        }
+    };
+    let is_timeout = matches!(blocked, SendError::TimedOut { .. });
+    assert!(is_timeout, "{blocked}");
+    for leaf in &leaves {
+        leaf.order(Command::Read(sent as usize + 1));
+    }
+    root.send_timeout(&message(sent), PATIENCE)
+        .expect("all read");
+    root.drain(PATIENCE).expect("all read");
+    for leaf in leaves {
+        assert_eq!(leaf.end(), (0..=sent).collect::<Vec<_>>());
     }
 }
 
@@ -293,6 +326,7 @@ macro_rules! over_each_link {
 
 over_each_link! {
     a_repeated_send_never_delivers_twice,
+    a_message_waits_for_many_slow_targets,
     long_messages_reach_all_targets_once,
     a_lost_target_is_reported_once_and_the_others_go_on,
     a_policy_decides_what_a_slow_target_gets,

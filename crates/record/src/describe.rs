@@ -28,6 +28,21 @@ pub struct Description {
     pub acknowledges: Option<u32>,
     /// Description of the records.
     pub records: String,
+    /// The reliable messages, or the pieces of them, that it carries.
+    pub messages: Vec<MessagePart>,
+}
+
+/// Messages of one edge in a row, or a piece of one message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessagePart {
+    /// The sending and the receiving endpoint.
+    pub ends: (u32, u32),
+    /// Number of the first message on the edge.
+    pub first: u32,
+    /// Number of messages.
+    pub count: u32,
+    /// True for a piece that is not the end of its message.
+    pub continues: bool,
 }
 
 /// Describes a packet without its trailer; `None` if it is not a packet of the protocol.
@@ -36,14 +51,14 @@ pub fn describe_packet(bytes: &[u8]) -> Option<Description> {
     let header = Header::parse(bytes).ok()?;
     let body = bytes.get(HEADER_BYTES..).unwrap_or_default();
     let has = |flag| header.flags.has(flag);
-    let mut records = String::new();
+    let (mut records, mut messages) = (String::new(), Vec::new());
     match header.kind {
         Kind::Data | Kind::Ack | Kind::AckRequest => {
             if let Some(part) = (!header.part.is_whole()).then_some(header.part) {
                 let (number, count) = (part.index + 1, part.last + 1);
                 let _text = write!(records, "part {number} of {count}, {} bytes", body.len());
             } else {
-                describe_records(bytes, &mut records);
+                messages = describe_records(bytes, &mut records);
             }
         }
         Kind::Hello | Kind::Welcome => {
@@ -65,6 +80,7 @@ pub fn describe_packet(bytes: &[u8]) -> Option<Description> {
         unit: has(Flags::UNIT).then_some(header.unit),
         acknowledges: has(Flags::ACK).then_some(header.unit_next),
         records,
+        messages,
     })
 }
 
@@ -94,7 +110,8 @@ impl Row {
     }
 }
 
-fn describe_records(bytes: &[u8], text: &mut String) {
+/// Describes the records of a packet; returns the messages among them.
+fn describe_records(bytes: &[u8], text: &mut String) -> Vec<MessagePart> {
     // The records do not depend on the trailer, which is not here.
     let mut whole = bytes.to_vec();
     let length = u16::try_from(whole.len() + CRC_BYTES).unwrap_or(u16::MAX);
@@ -103,11 +120,12 @@ fn describe_records(bytes: &[u8], text: &mut String) {
     }
     whole.extend([0; CRC_BYTES]);
     let Ok(packet) = Packet::parse(&whole, CRC_BYTES) else {
-        return;
+        return Vec::new();
     };
-    let mut all = Vec::new();
+    let (mut all, mut parts) = (Vec::new(), Vec::new());
     let mut row: Option<Row> = None;
     for record in packet.records().map_while(Result::ok) {
+        add_part(&mut parts, &record);
         let next = match &record {
             Record::Message {
                 key,
@@ -144,6 +162,38 @@ fn describe_records(bytes: &[u8], text: &mut String) {
     }
     all.extend(row.take().map(|row| row.text()));
     text.push_str(&all.join("; "));
+    parts
+}
+
+/// Adds the message of a record to the row that it continues, or as a new one.
+fn add_part(parts: &mut Vec<MessagePart>, record: &Record<'_>) {
+    let Record::Message {
+        key,
+        sequence,
+        offset,
+        total,
+        unreliable: false,
+        payload,
+        ..
+    } = record
+    else {
+        return;
+    };
+    let (ends, continues) = (key.ends(), offset + (payload.len() as u64) < *total);
+    if let Some(last) = parts.last_mut()
+        && last.ends == ends
+        && *sequence == last.first.wrapping_add(last.count)
+    {
+        last.count += 1;
+        last.continues = continues;
+        return;
+    }
+    parts.push(MessagePart {
+        ends,
+        first: *sequence,
+        count: 1,
+        continues,
+    });
 }
 
 fn describe_record(record: &Record<'_>) -> String {

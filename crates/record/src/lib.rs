@@ -23,7 +23,7 @@ mod replay;
 mod segment;
 
 pub use check::Check;
-pub use describe::{Description, Direction, describe_packet};
+pub use describe::{Description, Direction, MessagePart, describe_packet};
 pub use files::{Recording, RecordingError, Refused, recordings};
 pub use frames::FrameAnswer;
 pub use image::Image;
@@ -31,5 +31,5 @@ pub use input::{Ends, Input, Sending};
 pub use machine::{RecordedMachine, RecordedTrain};
 pub use reader::{DamagedFile, End, SegmentReader};
 pub use recorder::{DEFAULT_BYTES, LEAST_BYTES, Options, Recorder};
-pub use replay::{Difference, Observed, Replay, Step, Steps};
+pub use replay::{Difference, MessageCall, Observed, Replay, Step, Steps};
 pub use segment::{FORMAT_VERSION, SegmentHeader};

@@ -4,7 +4,7 @@ mod calls;
 mod steps;
 
 use dipole_proto::wire::Address;
-use dipole_proto::{Event, Instant, Machine, PeerId, Transmit};
+use dipole_proto::{EdgeId, Event, Instant, Machine, PeerId, Transmit};
 
 use crate::check::Check;
 use crate::describe::{Description, Direction, describe_packet};
@@ -41,7 +41,24 @@ pub enum Observed {
         peer: Option<PeerId>,
         /// Description of the call.
         text: String,
+        /// The message that it concerns.
+        message: Option<MessageCall>,
     },
+}
+
+/// A call that concerns a message of an edge, with the edge's sending and receiving endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageCall {
+    /// The program sends a message of this length.
+    Begun(EdgeId, (u32, u32), u64),
+    /// The program cannot send its next message yet.
+    Blocked(EdgeId),
+    /// A message has arrived in memory and is next in order.
+    Delivered(EdgeId, (u32, u32)),
+    /// A message has arrived in memory, for a thread that takes it at once.
+    DeliveredAndTaken(EdgeId, (u32, u32)),
+    /// The program has taken a message of this length, or an operation was executed.
+    Taken(EdgeId, u64),
 }
 
 /// The first result that differs from the recorded one.

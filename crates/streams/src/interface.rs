@@ -35,6 +35,8 @@ pub struct InterfaceConfig {
     pub window: u64,
     /// Maximum time to connect.
     pub connect_timeout: Duration,
+    /// Any process of the cluster may [stop](crate::stop) the interface.
+    pub can_be_stopped: bool,
 }
 
 impl Default for InterfaceConfig {
@@ -44,6 +46,7 @@ impl Default for InterfaceConfig {
             max_streams: 16,
             window: 4 << 20,
             connect_timeout: Duration::from_secs(10),
+            can_be_stopped: false,
         }
     }
 }
@@ -57,6 +60,8 @@ pub struct Interface<'a> {
     config: InterfaceConfig,
     streams: Vec<Option<JoinHandle<()>>>,
     shared: Arc<Shared>,
+    /// A process has requested its end.
+    is_stopped: bool,
 }
 
 /// State that a handle of the interface uses, too.
@@ -120,6 +125,7 @@ impl<'a> Interface<'a> {
             config,
             streams,
             shared: Arc::default(),
+            is_stopped: false,
         })
     }
 
@@ -137,13 +143,13 @@ impl<'a> Interface<'a> {
         }
     }
 
-    /// Serves until `should_stop`, which is checked regularly, returns true. Returns after the streams that are open
-    /// then have ended; those that wait for a TCP client end at once.
+    /// Serves until `should_stop`, which is checked regularly, returns true, or a process [stops](crate::stop) it.
+    /// Returns after the streams that are open then have ended; those that wait for a TCP client end at once.
     ///
     /// # Errors
     /// The endpoint is broken.
     pub fn serve(mut self, should_stop: impl Fn() -> bool) -> Result<(), StreamError> {
-        while !should_stop() {
+        while !self.is_stopped && !should_stop() {
             let received = match self.control.receive_timeout(CHECK_INTERVAL) {
                 Ok(received) => received,
                 Err(ReceiveError::TimedOut { .. }) => continue,
@@ -195,15 +201,25 @@ impl<'a> Interface<'a> {
                 self.begin(peer, ranks, timeout_ms)
             }
             Ok(Message::GetStatus) => {
-                let streams = self.control().status();
-                let streams = streams.into_iter().map(WireStatus::from).collect();
-                let status = Message::Status { streams }.encode();
-                // A program that has asked and does not read must not delay the others.
-                let _gone = self.control.reply(received, &status);
+                self.reply_status(received);
                 Ok(())
             }
+            Ok(Message::Stop) if self.config.can_be_stopped => {
+                self.is_stopped = true;
+                self.reply_status(received);
+                Ok(())
+            }
+            Ok(Message::Stop) => Err("it belongs to a program, which ends it itself".into()),
             _ => Err("the endpoint of an interface only accepts requests".into()),
         }
+    }
+
+    fn reply_status(&self, received: &Received) {
+        let streams = self.control().status();
+        let streams = streams.into_iter().map(WireStatus::from).collect();
+        let status = Message::Status { streams }.encode();
+        // A program that sends a request and does not read must not delay the others.
+        let _gone = self.control.reply(received, &status);
     }
 
     fn begin(

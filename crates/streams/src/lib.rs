@@ -31,6 +31,6 @@ pub use error::StreamError;
 pub use interface::{Destinations, Interface, InterfaceConfig, InterfaceControl};
 pub use layout::{Extent, Layout};
 pub use progress::{StreamStatus, Volume, WaitsFor};
-pub use status::status;
+pub use status::{status, stop};
 pub use stream::{Callers, Ranks, Stream};
 pub use stripes::Stripes;

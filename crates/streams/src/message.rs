@@ -109,8 +109,10 @@ pub(crate) enum Message<'a> {
     },
     /// Requests the state of the interface's streams.
     GetStatus,
-    /// The reply to `GetStatus`.
+    /// The reply to `GetStatus` and `Stop`.
     Status { streams: Vec<WireStatus> },
+    /// Requests the interface to accept no more streams.
+    Stop,
 }
 
 /// The state of a stream, as it is encoded.
@@ -259,6 +261,7 @@ mod tests {
             Message::Status {
                 streams: vec![status.into()],
             },
+            Message::Stop,
         ];
         for message in all {
             assert_eq!(Message::decode(&message.encode()), Ok(message.clone()));

@@ -1,4 +1,4 @@
-//! Requests the state of the streams of an interface.
+//! Requests to an interface by programs that have no stream: its state, and its end.
 
 use std::time::{Duration, Instant};
 
@@ -20,27 +20,51 @@ pub fn status(
     interface: Address,
     timeout: Duration,
 ) -> Result<Vec<StreamStatus>, StreamError> {
-    request(endpoint, interface, timeout, |received| {
-        match received.source() == interface {
-            true => Err(StreamError::Ended {
-                interface,
-                why: "its reply is not a state of streams".into(),
-            }),
-            false => Ok(()),
-        }
+    request(endpoint, interface, &Message::GetStatus, timeout, |it| {
+        refusal(&it, interface)
     })
 }
 
-/// Requests the state of all streams, and passes on other messages that arrive meanwhile.
+/// Requests an interface to accept no more streams. It ends when those that are open have ended;
+/// returns these. Needs an endpoint as [`status`] does.
+///
+/// # Errors
+/// The interface is gone, does not reply within `timeout`, or belongs to a program
+/// ([`can_be_stopped`](crate::InterfaceConfig::can_be_stopped)).
+pub fn stop(
+    endpoint: &Endpoint,
+    interface: Address,
+    timeout: Duration,
+) -> Result<Vec<StreamStatus>, StreamError> {
+    request(endpoint, interface, &Message::Stop, timeout, |it| {
+        refusal(&it, interface)
+    })
+}
+
+/// The error of a reply from the interface that is not a state.
+fn refusal(received: &Received, interface: Address) -> Result<(), StreamError> {
+    if received.source() != interface {
+        return Ok(());
+    }
+    let why = match Message::decode(received) {
+        Ok(Message::Ended { why }) => why.to_owned(),
+        _ => "its reply is not a state of streams".into(),
+    };
+    Err(StreamError::Ended { interface, why })
+}
+
+/// Sends a request that is answered with the state of all streams, and passes on other messages that
+/// arrive meanwhile.
 pub(crate) fn request(
     endpoint: &Endpoint,
     interface: Address,
+    message: &Message<'_>,
     timeout: Duration,
     mut other: impl FnMut(Received) -> Result<(), StreamError>,
 ) -> Result<Vec<StreamStatus>, StreamError> {
     let began = Instant::now();
     let edge = endpoint.edge(interface)?;
-    edge.send_timeout(&Message::GetStatus.encode(), timeout)?;
+    edge.send_timeout(&message.encode(), timeout)?;
     loop {
         match endpoint.receive_timeout(CHECK_INTERVAL) {
             Ok(received) => match Message::decode(&received) {

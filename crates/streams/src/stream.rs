@@ -200,18 +200,24 @@ impl<E: Borrow<Endpoint>> Stream<E> {
     pub fn status(&mut self) -> Result<StreamStatus, StreamError> {
         let (at, interface) = (self.edge()?.target(), self.interface);
         let (endpoint, early) = (self.endpoint.borrow(), &mut self.early);
-        let streams = status::request(endpoint, interface, self.timeout, |received| {
-            if received.source() != at {
-                return Ok(());
-            }
-            if let Ok(Message::Ended { why }) = Message::decode(&received) {
-                let why = why.to_owned();
-                return Err(StreamError::Ended { interface, why });
-            }
-            // A message of a transfer that this rank has yet to begin.
-            early.push(received);
-            Ok(())
-        });
+        let streams = status::request(
+            endpoint,
+            interface,
+            &Message::GetStatus,
+            self.timeout,
+            |received| {
+                if received.source() != at {
+                    return Ok(());
+                }
+                if let Ok(Message::Ended { why }) = Message::decode(&received) {
+                    let why = why.to_owned();
+                    return Err(StreamError::Ended { interface, why });
+                }
+                // A message of a transfer that this rank has yet to begin.
+                early.push(received);
+                Ok(())
+            },
+        );
         let streams = streams.map_err(|error| match error {
             StreamError::Send(error) => self.gone(error),
             error => error,

@@ -7,6 +7,7 @@ mod checkpoints;
 mod doctor;
 mod endpoint_file;
 mod graph;
+mod interface;
 mod key;
 mod manual;
 mod migrate;
@@ -47,6 +48,7 @@ enum Command {
     Migrate(migrate::MigrateArgs),
     Send(pipe::SendArgs),
     Recv(pipe::RecvArgs),
+    Interface(interface::InterfaceArgs),
     Bench(dipole_bench::BenchArgs),
     Calibrate(calibrate::CalibrateArgs),
     Predict(predict::PredictArgs),
@@ -217,6 +219,7 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         Command::Migrate(args) => migrate::execute(&args, json, out),
         Command::Send(args) => pipe::send(&args, json, out),
         Command::Recv(args) => pipe::recv(&args, json, out),
+        Command::Interface(args) => interface::execute(&args, json, out),
         Command::Bench(args) => {
             dipole_bench::execute(&args, json, out).map_err(|error| Failure::with_status(2, error))
         }

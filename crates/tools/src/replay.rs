@@ -16,8 +16,9 @@ use dipole_record::{Recording, Step, recordings};
 
 use crate::output::{Failure, json as line};
 use lines::Printer;
-use process::Process;
-use time::{Moment, Window, seconds};
+pub(crate) use process::Process;
+pub(crate) use time::Window;
+use time::{Moment, seconds};
 
 /// Status if a file is damaged, or the core behaves differently than when it was recorded.
 const DIFFERS: u8 = 3;
@@ -139,13 +140,8 @@ fn window(args: &ReplayArgs, found: &[Recording]) -> Window {
 
 /// When the last recording ends.
 fn end_ns(found: &[Recording]) -> u64 {
-    let whole = Window {
-        begin_ns: 0,
-        from_ns: 0,
-        to_ns: u64::MAX,
-    };
     let ends = found.iter().map(|recording| {
-        let mut process = Process::new(recording.clone(), &whole);
+        let mut process = Process::new(recording.clone(), &Window::ALL);
         while process.take().is_some() {}
         process.now_ns()
     });

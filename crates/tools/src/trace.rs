@@ -10,6 +10,7 @@ mod figure;
 mod files;
 #[cfg(test)]
 mod hostile;
+mod messages;
 mod page;
 mod perfetto;
 mod prediction;
@@ -29,6 +30,7 @@ use dipole_trace::waits::WaitFile;
 
 use crate::output::{Failure, columns, fit, json as line, table, wrap};
 pub(crate) use files::load;
+use messages::Messages;
 pub(crate) use page::{body, facts};
 pub(crate) use run::{Run, Superstep, float};
 use run::{is_at_least, milliseconds};
@@ -46,7 +48,9 @@ const MOST_DEVIATIONS: usize = 5;
 /// in DIR, with its waits: the call, its duration, and the peer it waited for. A BSPlib program leaves
 /// one file per rank. Listed are the calls that end supersteps, the most expensive first, with the time
 /// that was lost there and the cause; the functions that contain them; and the supersteps that took
-/// longest beyond their prediction.
+/// longest beyond their prediction. If the processes also ran with DIPOLE_RECORD=DIR, the slowest
+/// message, or the one chosen with --message, is shown at its sender and its receiver on one axis of
+/// time.
 ///
 /// Columns of the calls: "compute" is the computation of the slowest rank of each superstep, and "used"
 /// the mean of all ranks as a share of that. "h" is the number of bytes of the rank that sent or received
@@ -68,6 +72,10 @@ pub(crate) struct TraceArgs {
     /// Also print the times of each rank below this function of the call graph, or call as FILE:LINE
     #[arg(long, value_name = "NAME")]
     below: Option<String>,
+    /// Show the phases of this message, as FROM-TO/NUMBER with endpoints NODE:ENDPOINT, such as 1:8-2:7/266;
+    /// the first of an edge is 0 [default: the one that took longest]
+    #[arg(long, value_name = "MESSAGE")]
+    message: Option<messages::MessageName>,
 }
 
 pub(crate) fn range(text: &str) -> Result<(u32, u32), String> {
@@ -84,9 +92,10 @@ pub(crate) fn execute(
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
     let waited = waits::load(&arguments.dir)?;
+    let messages = messages::load(&arguments.dir, arguments.message)?;
     // BSP ranks that use endpoints as well have files of both kinds.
-    if !waited.is_empty() && !files::are_there(&arguments.dir) {
-        return tell_waits(&waited, arguments, json, out);
+    if !files::are_there(&arguments.dir) && (!waited.is_empty() || messages.is_some()) {
+        return tell_waits((&waited, messages.as_ref()), arguments, json, out);
     }
     let files = files::load(&arguments.dir)?;
     let mut run = Run::of(&files);
@@ -112,37 +121,58 @@ pub(crate) fn execute(
         true => writeln!(out, "{}", line(&summary))?,
         false => fitted(out, |text| {
             print(&summary, text)?;
-            match &arguments.below {
-                Some(name) => ranks(&summary, name, text),
+            if let Some(name) = &arguments.below {
+                ranks(&summary, name, text)?;
+            }
+            match &messages {
+                Some(messages) => messages::print(messages, text),
                 None => Ok(()),
             }
         })?,
     }
+    if json && let Some(messages) = &messages {
+        writeln!(out, "{}", line(messages))?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints the waits of programs that use endpoints or MPI.
+/// Prints the waits of programs that use endpoints or MPI, and their messages.
 fn tell_waits(
-    files: &[WaitFile],
+    (files, messages): (&[WaitFile], Option<&Messages>),
     arguments: &TraceArgs,
     json: bool,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
-    if arguments.html.is_some() || arguments.steps.is_some() || arguments.below.is_some() {
+    if arguments.steps.is_some() || arguments.below.is_some() {
         return Err(
-            "--html, --steps and --below are for programs in supersteps; these files are of programs that \
-             use endpoints or MPI"
+            "--steps and --below are for programs in supersteps; these files are of programs that use \
+             endpoints or MPI"
                 .into(),
         );
+    }
+    if let Some(path) = &arguments.html {
+        let messages = messages.ok_or(
+            "--html shows supersteps, or messages of processes that ran with DIPOLE_RECORD; these files \
+             have neither",
+        )?;
+        messages::write_page(messages, path)?;
     }
     if let Some(path) = &arguments.perfetto {
         waits::timeline(files, path)?;
     }
-    let waits = waits::summarise(files);
-    match json {
-        true => writeln!(out, "{}", line(&waits))?,
-        false => fitted(out, |text| waits::print(&waits, text))?,
+    let waits = (!files.is_empty()).then(|| waits::summarise(files));
+    if json {
+        for text in [waits.as_ref().map(line), messages.map(line)] {
+            text.map_or(Ok(()), |text| writeln!(out, "{text}"))?;
+        }
+        return Ok(ExitCode::SUCCESS);
     }
+    fitted(out, |text| {
+        if let Some(waits) = &waits {
+            waits::print(waits, text)?;
+        }
+        messages.map_or(Ok(()), |messages| messages::print(messages, text))
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -121,7 +121,6 @@ fn supersteps_of_any_number_of_ranks_are_predicted_with_the_basis_of_the_predict
             g_ns_per_byte,
             g_sd: 0.1,
             contention: None,
-            copy_ns_per_byte: None,
         });
     }
     profile.save_to(folder.path()).expect("it can be written");
@@ -166,7 +165,6 @@ fn contention_of_a_relation_replaces_g() {
             many_to_one: 6.0,
             exchange: 3.0,
         }),
-        copy_ns_per_byte: None,
     });
     profile.save_to(folder.path()).expect("it can be written");
     for (pattern, g) in [

@@ -76,7 +76,6 @@ fn a_traced_job_is_predicted_and_compared_and_extrapolated_to_other_numbers_of_r
             g_ns_per_byte: 1.0,
             g_sd: 0.0,
             contention: None,
-            copy_ns_per_byte: None,
         });
     }
     profile

@@ -25,11 +25,12 @@ enum To {
 }
 
 /// A command line, and whether it prints something where no process runs.
-const COMMANDS: [(&str, bool); 30] = [
+const COMMANDS: [(&str, bool); 31] = [
     ("run -n 1 echo words", true),
     // The test below runs these commands with a peer.
     ("send 1:7 --timeout 0 /dev/null", false),
     ("recv 2:7", false),
+    ("interface status 1:9 --timeout 1", false),
     (
         "bench pingpong --on node --seconds 0.01 --rounds 1 --subjects bare-unix-spin",
         true,
@@ -212,6 +213,8 @@ fn errors_of_every_command_are_json_on_request() {
         ("sockets", 2),
         ("top --every 0", 2),
         ("report /nowhere/report", 1),
+        ("interface status 1:9 --timeout 1", 1),
+        ("interface serve 7", 2),
         ("doctor --timeout x", 2),
         ("completions nosh", 2),
         ("nothing", 2),

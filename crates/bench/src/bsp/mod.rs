@@ -437,7 +437,6 @@ fn save(rows: &[Row]) -> Result<Vec<PathBuf>, ProfileError> {
                 g_ns_per_byte: row.g_ns_per_byte,
                 g_sd: row.g_sd,
                 contention: row.contention(),
-                copy_ns_per_byte: row.copy_ns_per_byte.filter(|ns| *ns > 0.0),
             });
         }
         profile.save()

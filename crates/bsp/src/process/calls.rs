@@ -6,7 +6,7 @@ use dipole_link::shm::pull::PullRange;
 use dipole_link::window::Source;
 
 use super::Process;
-use super::open_memory::program_bytes;
+use super::open_memory::{DIRECT_BYTES, program_bytes};
 use super::pending::{PendingGet, PendingPull};
 use crate::carrier::Carrier;
 use crate::failure::Failure;
@@ -142,7 +142,7 @@ impl<C: Carrier> Process<C> {
     ) -> Result<(), Failure> {
         let buffered = bytes < PULLED_BYTES || to >= self.size || from.is_null();
         if buffered || self.pull_source(to).is_none() {
-            if !buffered && bytes >= self.open.direct_bytes && self.is_on_another_node(to) {
+            if !buffered && bytes >= DIRECT_BYTES && self.is_on_another_node(to) {
                 let length = usize::try_from(bytes).unwrap_or(usize::MAX);
                 // SAFETY: the caller promises that the bytes stay readable and unchanged until the
                 // superstep ends, and it does not end before the carrier has dropped them.
@@ -197,7 +197,7 @@ impl<C: Carrier> Process<C> {
         let (slot, _) = self.find(area, from, offset, bytes)?;
         self.trace_get(from, bytes);
         let length = bytes;
-        if bytes >= self.open.direct_bytes && self.is_on_another_node(from) {
+        if bytes >= DIRECT_BYTES && self.is_on_another_node(from) {
             // SAFETY: the caller promises that the destination stays writable and is not used
             // until the superstep ends, when it is closed.
             let key = unsafe { self.open_destination(into, bytes)? };
@@ -241,9 +241,7 @@ impl<C: Carrier> Process<C> {
             false => None,
         };
         let Some(local_rank) = local_rank else {
-            let direct = from < self.size
-                && bytes >= self.open.direct_bytes
-                && self.is_on_another_node(from);
+            let direct = from < self.size && bytes >= DIRECT_BYTES && self.is_on_another_node(from);
             if direct && !into.is_null() {
                 let (slot, _) = self.find(area, from, offset, bytes)?;
                 // SAFETY: the caller promises that the destination stays writable and is not used

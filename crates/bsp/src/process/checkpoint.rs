@@ -13,7 +13,6 @@ use dipole_checkpoint::{
 use dipole_node::{default_runtime_dir, trace_dir, variable};
 
 use super::Process;
-use super::open_memory::OpenMemory;
 use super::pacer::Pacer;
 use super::pending::PendingCalls;
 use super::shared_memory::SharedMemory;
@@ -249,9 +248,8 @@ impl<C: Carrier> Process<C> {
     /// Nothing may be sent or received before [`connect_again`](Self::connect_again).
     pub(super) fn take_links(&mut self) -> impl Sized + use<C> {
         let alone = NodeMap::new(&vec![0; self.size as usize]);
-        let none_open = OpenMemory::new(Some(self.open.direct_bytes));
         (
-            std::mem::replace(&mut self.open, none_open),
+            std::mem::take(&mut self.open),
             self.carrier.take(),
             std::mem::replace(&mut self.exchange, Exchange::new(self.rank, alone)),
             self.shared.take(),

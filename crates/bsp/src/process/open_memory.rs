@@ -16,31 +16,20 @@ use crate::carrier::Carrier;
 use crate::failure::Failure;
 use crate::superstep::exchange::Outgoing;
 
-/// Default of [`OpenMemory::direct_bytes`].
-const DIRECT_BYTES: u64 = 64 << 10;
+/// Shorter transfers travel as records: those leave before the other ranks end the superstep.
+pub(super) const DIRECT_BYTES: u64 = 64 << 10;
 /// Shortest piece of a write, whatever a slot holds.
 const MIN_PIECE_BYTES: usize = 4 << 10;
 
 /// Memory of this rank that ranks of other nodes may write. They lose access when it is dropped.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct OpenMemory {
-    /// Shorter transfers travel as records: those leave before the other ranks end the superstep.
-    pub(super) direct_bytes: u64,
     by_key: FxHashMap<u64, RegionMemory>,
     /// Destinations of this superstep's gets.
     destinations: Vec<u64>,
 }
 
 impl OpenMemory {
-    /// Lets transfers go straight to their destination from a length on, if it was measured.
-    pub(super) fn new(direct_bytes: Option<u64>) -> OpenMemory {
-        OpenMemory {
-            direct_bytes: direct_bytes.unwrap_or(DIRECT_BYTES),
-            by_key: FxHashMap::default(),
-            destinations: Vec::new(),
-        }
-    }
-
     fn close(&mut self, carrier: Option<&mut impl Carrier>, key: u64) {
         if let Some(carrier) = carrier {
             carrier.close_memory(key);
@@ -106,7 +95,7 @@ impl<C: Carrier> Process<C> {
         let (Some(carrier), Some(start)) = (&mut self.carrier, NonNull::new(start)) else {
             return Ok(0);
         };
-        if bytes < self.open.direct_bytes || self.exchange.node_map().nodes() == 1 {
+        if bytes < DIRECT_BYTES || self.exchange.node_map().nodes() == 1 {
             return Ok(0);
         }
         // SAFETY: the caller promises that the memory stays valid until it is closed. Closing it,

@@ -206,7 +206,6 @@ impl<C: Carrier> Process<C> {
         };
         let directory = dipole_node::trace_dir().filter(|_| terms.is_first);
         let trace = directory.and_then(|directory| Tracer::begin(&directory, &info));
-        let cost = terms.machine.at(size);
         let mut process = Process {
             rank,
             size,
@@ -215,7 +214,7 @@ impl<C: Carrier> Process<C> {
                 name: "bsp_begin",
                 place: None,
             },
-            open: OpenMemory::new(cost.and_then(|cost| cost.direct_bytes())),
+            open: OpenMemory::default(),
             carrier: Some(carrier),
             exchange: Exchange::new(rank, node_map.clone()),
             pacer: Pacer::unpaced(),

@@ -12,6 +12,9 @@ use super::step::Step;
 /// Maximum drift between two clocks: one thousandth. The kernel corrects each clock by at most 500
 /// millionths.
 const DRIFT: i64 = 1000;
+/// Limits of offsets. A bound beyond them is open, also after it was widened.
+const MIN_LOW: i64 = i64::MIN / 2;
+const MAX_HIGH: i64 = i64::MAX / 2;
 
 /// The offset of a clock from rank 0's, at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,15 +94,46 @@ impl Clocks {
     }
 }
 
-/// Bounds of the offset from a node's clock to that of `home`, at a time of the node's clock.
+/// Bounds of the offset from a clock to another one, at a time of this clock. An event that one side
+/// saw after the other had caused it bounds the offset from one side.
 #[derive(Clone, Copy, Debug)]
-struct Bounds {
-    at_ns: u64,
-    low: i64,
-    high: i64,
+pub struct Bounds {
+    /// The time, by this clock.
+    pub at_ns: u64,
+    /// The least that has to be added to this clock's time.
+    pub low: i64,
+    /// The most that has to be added.
+    pub high: i64,
 }
 
 impl Bounds {
+    /// The offsets at the times of these bounds, which are in order of time. Bounds also apply to
+    /// other times, widened by the possible drift. `None` if they contradict each other, or leave
+    /// one side open.
+    #[must_use]
+    pub fn offsets(mut bounds: Vec<Bounds>) -> Option<Vec<(u64, Offset)>> {
+        for at in 1..bounds.len() {
+            let before = bounds[at - 1];
+            bounds[at].tighten(&before);
+        }
+        for at in (1..bounds.len()).rev() {
+            let after = bounds[at];
+            bounds[at - 1].tighten(&after);
+        }
+        let is_sound = |it: &Bounds| it.low <= it.high && it.low > MIN_LOW && it.high < MAX_HIGH;
+        let are_sound = !bounds.is_empty() && bounds.iter().all(is_sound);
+        are_sound.then(|| {
+            let offsets = bounds.iter().map(|bounds| {
+                let offset = Offset {
+                    add_ns: bounds.low.midpoint(bounds.high),
+                    error_ns: bounds.low.abs_diff(bounds.high).div_ceil(2),
+                };
+                (bounds.at_ns, offset)
+            });
+            offsets.collect()
+        })
+    }
+
     /// Applies the bounds of another time, widened by the drift since then.
     fn tighten(&mut self, other: &Bounds) {
         let drift = signed(self.at_ns.abs_diff(other.at_ns)) / DRIFT + 1;
@@ -132,25 +166,7 @@ fn compare(files: &[TraceFile], home: u32, leader: u32) -> Option<Vec<(u64, Offs
             high: signed(*left).saturating_sub(signed(*their_entry)),
         });
     }
-    for at in 1..bounds.len() {
-        let before = bounds[at - 1];
-        bounds[at].tighten(&before);
-    }
-    for at in (1..bounds.len()).rev() {
-        let after = bounds[at];
-        bounds[at - 1].tighten(&after);
-    }
-    let is_sound = !bounds.is_empty() && bounds.iter().all(|bounds| bounds.low <= bounds.high);
-    is_sound.then(|| {
-        let offsets = bounds.iter().map(|bounds| {
-            let offset = Offset {
-                add_ns: bounds.low.midpoint(bounds.high),
-                error_ns: bounds.low.abs_diff(bounds.high).div_ceil(2),
-            };
-            (bounds.at_ns, offset)
-        });
-        offsets.collect()
-    })
+    Bounds::offsets(bounds)
 }
 
 /// For each superstep that all ranks of a node have: when the last rank entered and the first left.

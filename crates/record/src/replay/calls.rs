@@ -3,7 +3,7 @@
 use dipole_proto::wire::{Address, PipeTag};
 use dipole_proto::{BeginError, EdgeId, PeerId};
 
-use super::{Mismatch, Observed, Replay, compare, same};
+use super::{MessageCall, Mismatch, Observed, Replay, compare, same};
 use crate::input::Input;
 
 impl Replay {
@@ -14,7 +14,11 @@ impl Replay {
         observed: &mut Vec<Observed>,
     ) -> Result<(), Mismatch> {
         let mut report = |peer: Option<PeerId>, text: String| {
-            observed.push(Observed::Call { peer, text });
+            observed.push(Observed::Call {
+                peer,
+                text,
+                message: None,
+            });
         };
         let (now, machine) = (self.now, &mut self.machine);
         match input {
@@ -26,7 +30,7 @@ impl Replay {
             }
             Input::Begin(edge, total, check) => {
                 let begun = machine.begin(now, *edge, *total);
-                report_begin(machine, *edge, *total, begun.as_ref().err(), &mut report);
+                report_begin(machine, *edge, *total, begun.as_ref().err(), observed);
                 return compare(&begun, *check);
             }
             Input::Retract(edge, total) => machine.retract(*edge, *total),
@@ -35,10 +39,9 @@ impl Replay {
             }
             Input::Consumed(edge, total) => {
                 machine.consumed(now, *edge, *total);
-                report(
-                    Some(edge.peer),
-                    format!("consumes a message of {total} bytes"),
-                );
+                let text = format!("consumes a message of {total} bytes");
+                let call = MessageCall::Taken(*edge, *total);
+                report_message(edge.peer, text, Some(call), observed);
             }
             Input::Assembled(check) => return compare_unit(machine, *check),
             Input::Agreement(check) => {
@@ -66,7 +69,11 @@ impl Replay {
         observed: &mut Vec<Observed>,
     ) -> Result<(), Mismatch> {
         let mut report = |peer: Option<PeerId>, text: String| {
-            observed.push(Observed::Call { peer, text });
+            observed.push(Observed::Call {
+                peer,
+                text,
+                message: None,
+            });
         };
         let (now, machine) = (self.now, &mut self.machine);
         match input {
@@ -127,7 +134,11 @@ impl Replay {
         observed: &mut Vec<Observed>,
     ) -> Result<(), Mismatch> {
         let mut report = |peer: Option<PeerId>, text: String| {
-            observed.push(Observed::Call { peer, text });
+            observed.push(Observed::Call {
+                peer,
+                text,
+                message: None,
+            });
         };
         let (now, machine) = (self.now, &mut self.machine);
         match input {
@@ -165,7 +176,11 @@ impl Replay {
         observed: &mut Vec<Observed>,
     ) -> Result<(), Mismatch> {
         let mut report = |peer: Option<PeerId>, text: String| {
-            observed.push(Observed::Call { peer, text });
+            observed.push(Observed::Call {
+                peer,
+                text,
+                message: None,
+            });
         };
         let (now, machine) = (self.now, &mut self.machine);
         match input {
@@ -180,22 +195,23 @@ impl Replay {
             Input::ClosePipe(peer, reason) => machine.close_pipe(*peer, *reason),
             Input::BeginWhole(edge, total, check) => {
                 let begun = machine.begin_whole(*edge, *total);
-                report_begin(machine, *edge, *total, begun.as_ref().err(), &mut report);
+                report_begin(machine, *edge, *total, begun.as_ref().err(), observed);
                 return compare(&begun, *check);
             }
             Input::PipeMessage(peer, number, length, check) => {
                 let taken = machine.on_pipe_message(now, *peer, *number, size(*length));
-                report(
-                    Some(*peer),
-                    format!("gets a message of {length} bytes in memory"),
-                );
+                let delivery = taken.as_ref().ok().copied().flatten();
+                let text = format!("gets a message of {length} bytes in memory");
+                let call = delivery.map(|it| MessageCall::Delivered(it.edge, it.key.ends()));
+                report_message(*peer, text, call, observed);
                 return compare(&taken, *check);
             }
             Input::PipeMessageRead(peer, number, length, reader, check) => {
                 let size = size(*length);
                 let taken = machine.on_pipe_message_read(now, *peer, *number, size, *reader);
                 let text = format!("endpoint {reader} reads a message of {length} bytes in memory");
-                report(Some(*peer), text);
+                let call = taken.map(|it| MessageCall::DeliveredAndTaken(it.edge, it.key.ends()));
+                report_message(*peer, text, call, observed);
                 return match taken {
                     Some(delivery) => compare(&delivery, *check),
                     None => Err(("a message".to_owned(), "no message".to_owned())),
@@ -241,17 +257,36 @@ fn report_begin(
     edge: EdgeId,
     total: u64,
     error: Option<&BeginError>,
-    report: &mut impl FnMut(Option<PeerId>, String),
+    observed: &mut Vec<Observed>,
 ) {
     let ends = machine.edge_key(edge).map(|key| key.ends());
     let name = ends.map_or("an edge".to_owned(), |(source, target)| {
         format!("{source}>{target}")
     });
-    let text = match error {
-        None => format!("sends a message of {total} bytes on {name}"),
-        Some(cause) => format!("cannot send {total} bytes on {name}: {cause}"),
+    let (text, message) = match error {
+        None => (
+            format!("sends a message of {total} bytes on {name}"),
+            ends.map(|ends| MessageCall::Begun(edge, ends, total)),
+        ),
+        Some(cause) => (
+            format!("cannot send {total} bytes on {name}: {cause}"),
+            Some(MessageCall::Blocked(edge)),
+        ),
     };
-    report(Some(edge.peer), text);
+    report_message(edge.peer, text, message, observed);
+}
+
+fn report_message(
+    peer: PeerId,
+    text: String,
+    message: Option<MessageCall>,
+    observed: &mut Vec<Observed>,
+) {
+    observed.push(Observed::Call {
+        peer: Some(peer),
+        text,
+        message,
+    });
 }
 
 fn compare_unit(

@@ -319,7 +319,7 @@ fn text_of(process: &Process, observed: &Observed) -> String {
             format!("{arrow} {whom}  {many}{contents} [{bytes} bytes]{dropped}")
         }
         Observed::Event(event) => format!("*  {}", event_text(process, event)),
-        Observed::Call { peer, text } => {
+        Observed::Call { peer, text, .. } => {
             let whom = peer.map(|peer| format!("  ({})", peer_name(process, peer)));
             format!("   {text}{}", whom.unwrap_or_default())
         }
@@ -420,7 +420,7 @@ fn json_of(process: &Process, step: &Step) -> Value {
         Step::Observed(_, Observed::Event(event)) => {
             json!({"event": "core", "text": event_text(process, event)})
         }
-        Step::Observed(_, Observed::Call { peer, text }) => {
+        Step::Observed(_, Observed::Call { peer, text, .. }) => {
             let node = peer.and_then(|peer| process.node_of(peer));
             json!({"event": "call", "text": text, "peer_node": node})
         }

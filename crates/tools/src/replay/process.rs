@@ -20,15 +20,15 @@ pub(super) struct Totals {
 
 /// A recorded process.
 #[derive(Debug)]
-pub(super) struct Process {
-    pub(super) header: SegmentHeader,
+pub(crate) struct Process {
+    pub(crate) header: SegmentHeader,
     pub(super) files: usize,
-    pub(super) steps: Steps,
+    pub(crate) steps: Steps,
     /// The next step, which was already made.
     next: Option<(Instant, Step)>,
     pub(super) totals: Totals,
     /// The core has panicked in the replay.
-    pub(super) has_panicked: bool,
+    pub(crate) has_panicked: bool,
     /// The first difference from the recording, or why it cannot be read further.
     pub(super) trouble: Option<String>,
     /// Bytes that are missing at the end of a file.
@@ -42,7 +42,7 @@ pub(super) fn begins_at_ns(recording: &Recording) -> u64 {
 }
 
 impl Process {
-    pub(super) fn new(recording: Recording, window: &Window) -> Process {
+    pub(crate) fn new(recording: Recording, window: &Window) -> Process {
         let header = recording.first.clone();
         let until = Instant(window.to_ns.saturating_sub(header.since_1970_ns));
         Process {
@@ -58,7 +58,7 @@ impl Process {
     }
 
     /// Time of the next step in nanoseconds since 1970; `None` at the end.
-    pub(super) fn next_at_ns(&mut self) -> Option<u64> {
+    pub(crate) fn next_at_ns(&mut self) -> Option<u64> {
         if self.next.is_none() && !self.has_panicked {
             let steps = &mut self.steps;
             match catch_unwind(AssertUnwindSafe(|| steps.next())) {
@@ -71,7 +71,7 @@ impl Process {
     }
 
     /// The next step.
-    pub(super) fn take(&mut self) -> Option<Step> {
+    pub(crate) fn take(&mut self) -> Option<Step> {
         self.next_at_ns()?;
         self.next.take().map(|(_, step)| step)
     }

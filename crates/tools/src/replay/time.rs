@@ -58,11 +58,20 @@ impl Moment {
 
 /// The part of the recordings to print, in nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Window {
+pub(crate) struct Window {
     /// When the first recording began.
     pub(super) begin_ns: u64,
     pub(super) from_ns: u64,
     pub(super) to_ns: u64,
+}
+
+impl Window {
+    /// Everything.
+    pub(crate) const ALL: Window = Window {
+        begin_ns: 0,
+        from_ns: 0,
+        to_ns: u64::MAX,
+    };
 }
 
 /// Nanoseconds as seconds with so many digits after the point.

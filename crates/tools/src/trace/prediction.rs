@@ -184,7 +184,6 @@ fn interval(
         l_ci_ns: 0.0,
         g_sd: 0.0,
         contention: None,
-        copy_ns_per_byte: None,
         s_mflops: 1.0,
         basis: Basis::Measured,
     };

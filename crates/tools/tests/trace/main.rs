@@ -7,6 +7,7 @@
 mod browser;
 mod causes;
 mod jobs;
+mod messages;
 mod pictures;
 mod planted;
 mod terminal;
