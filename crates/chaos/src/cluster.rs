@@ -86,7 +86,7 @@ pub fn cluster(args: &ClusterArgs) -> Result<ExitCode, Box<dyn std::error::Error
     let child = child.map_err(|cause| enclosure::start_error(&name.unwrap_or_default(), cause))?;
     let mut run = Run::new(&testbed, &plan, &shape, child);
     if args.once {
-        // Nobody knows whether it starts ranks.
+        // It may start no ranks.
         run.begun = Some(Instant::now());
     }
     let ended = run.wait_for_program(args.timeout, &signals)?;
