@@ -151,11 +151,23 @@ static inline void nonblocking(int fd)
     CHECK(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) == 0);
 }
 
-static inline int ready(int fd, short what)
+static inline int ready_within(int milliseconds, int fd, short what)
 {
     struct pollfd one = {fd, what, 0};
-    CHECK(poll(&one, 1, 200) >= 0);
+    CHECK(poll(&one, 1, milliseconds) >= 0);
     return one.revents;
+}
+
+/* For what is ready already, or never. */
+static inline int ready(int fd, short what)
+{
+    return ready_within(200, fd, what);
+}
+
+/* For what takes a moment, or longer on a busy machine. */
+static inline int becomes_ready(int fd, short what)
+{
+    return ready_within(30000, fd, what);
 }
 
 /* Waits until this many bytes can be read: Nagle may delay the last ones for a moment. */

@@ -27,11 +27,11 @@ static void reading(void)
     CHECK(read(b, in, 1) == -1 && errno == EAGAIN);
     CHECK(read(b, in, 0) == 0);
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
-    CHECK(write(a, out, BIG) == BIG && ready(b, POLLIN) == POLLIN);
+    CHECK(write(a, out, BIG) == BIG && becomes_ready(b, POLLIN) == POLLIN);
     arrive(b, BIG);
     CHECK(recvmsg(b, &message, 0) == BIG && memcmp(in, out, BIG) == 0);
     struct iovec to[2] = {{out, 20000}, {out + 20000, BIG - 20000}};
-    CHECK(writev(a, to, 2) == BIG && ready(b, POLLIN) == POLLIN);
+    CHECK(writev(a, to, 2) == BIG && becomes_ready(b, POLLIN) == POLLIN);
     arrive(b, BIG);
     CHECK(recv(b, in, BIG, 0) == BIG && memcmp(in, out, BIG) == 0);
     struct timeval soon = {0, 50000};
@@ -117,7 +117,7 @@ static void ends(void)
 
     /* Unread bytes at close cause a reset, however they arrived. */
     warm(&a, &b);
-    CHECK(write(b, out, BIG) == BIG && ready(a, POLLIN) == POLLIN && close(a) == 0);
+    CHECK(write(b, out, BIG) == BIG && becomes_ready(a, POLLIN) == POLLIN && close(a) == 0);
     CHECK(read(b, in, 1) == -1 && errno == ECONNRESET);
     close(b);
 
@@ -190,10 +190,10 @@ static void full(void)
         if (some > 0)
             got += (size_t)some;
         else
-            CHECK(ready(b, POLLIN) == POLLIN);
+            CHECK(becomes_ready(b, POLLIN) == POLLIN);
     }
     CHECK(got == sent && read(b, in, 1) == -1 && errno == EAGAIN);
-    CHECK(ready(a, POLLOUT) & POLLOUT);
+    CHECK(becomes_ready(a, POLLOUT) & POLLOUT);
     finish(a, b);
     printf("full: as expected\n");
 }
@@ -411,7 +411,7 @@ static void datagrams(void)
     CHECK(recv(b, in, 100, 0) == 10);
     pthread_join(writer, NULL);
     CHECK(pthread_create(&writer, NULL, put_later, &job) == 0);
-    CHECK(ready(b, POLLIN) == POLLIN && read(b, in, 100) == 10);
+    CHECK(becomes_ready(b, POLLIN) == POLLIN && read(b, in, 100) == 10);
     pthread_join(writer, NULL);
     nonblocking(b);
     CHECK(read(b, in, 10) == -1 && errno == EAGAIN);
