@@ -181,6 +181,7 @@ class Waits(unittest.TestCase):
             self.assertEqual(edge.fetch_add(key, 0, 1), 0)
             # It answers nothing until it goes on.
             os.kill(peer.process.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, peer.process.pid, os.WSTOPPED)
             edge.Put(key, 0, bytes(8))
             calls = [
                 lambda: edge.Get(key, 0, bytearray(8), timeout=10 * PATIENCE),
