@@ -216,7 +216,7 @@ fn serve_elsewhere(arguments: &ServeArgs, hosts: &Hosts, json: bool) -> Result<E
     let text = |path: &std::path::Path| path.display().to_string();
     let mut words = ["run", "-n", "1"].map(str::to_owned).to_vec();
     words.push(format!("--hosts={}", text(file.path())));
-    words.extend([text(&std::env::current_exe()?)]);
+    words.push(text(&std::env::current_exe()?));
     words.extend(json.then(|| "--json".to_owned()));
     words.extend(["interface", "serve", "--here"].map(str::to_owned));
     words.push(arguments.at.to_string());
@@ -256,9 +256,9 @@ fn print(streams: &[StreamStatus], json: bool, out: &mut dyn Write) -> Result<()
         "ranks",
         "TCP peer",
         "read",
-        "a second",
+        "per second",
         "written",
-        "a second",
+        "per second",
         "open s",
         "waits for",
         "for s",

@@ -29,11 +29,6 @@ impl Drop for Killed {
 
 fn dipole(place: &Path, line: &str) -> Command {
     let mut command = dipole_testbed::isolated_command(DIPOLE);
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("DIPOLE_") {
-            command.env_remove(name);
-        }
-    }
     command
         .current_dir(place)
         .env("DIPOLE_RUNTIME_DIR", place.join("dipole"))
@@ -57,10 +52,10 @@ fn serve(place: &Path, options: &str) -> (Killed, Value) {
     output.read_line(&mut line).expect("a line");
     let serving = serde_json::from_str(&line);
     let serving = serving.unwrap_or_else(|_| {
-        let mut told = String::new();
+        let mut complaint = String::new();
         let mut errors = child.stderr.take().expect("a pipe");
-        errors.read_to_string(&mut told).expect("text");
-        panic!("{line}: {told}")
+        errors.read_to_string(&mut complaint).expect("text");
+        panic!("{line}: {complaint}")
     });
     (Killed(child), serving)
 }
@@ -115,8 +110,8 @@ fn ranks_read_from_a_client_of_an_interface_that_a_command_holds() {
     // It serves the open stream to its end.
     let stopped = request(place.path(), "interface stop 1:500");
     assert!(stopped.status.success(), "{}", text(&stopped.stderr));
-    let told = text(&stopped.stdout);
-    assert!(told.contains("after 1 open streams"), "{told}");
+    let printed = text(&stopped.stdout);
+    assert!(printed.contains("after 1 open streams"), "{printed}");
     stream
         .write(&layout, BYTES as u64, &part)
         .expect("it still serves");
@@ -149,8 +144,8 @@ fn an_interface_of_a_program_is_shown_but_not_stopped() {
             text(&shown.stderr)
         );
         assert_eq!(stopped.status.code(), Some(1));
-        let told = text(&stopped.stderr);
-        assert!(told.contains("belongs to a program"), "{told}");
+        let printed = text(&stopped.stderr);
+        assert!(printed.contains("belongs to a program"), "{printed}");
     });
 }
 

@@ -13,11 +13,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A command with its own registry, whose processes are recorded in `DIR/r`.
 fn dipole(place: &Path, line: &str) -> Command {
     let mut command = dipole_testbed::isolated_command(DIPOLE);
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("DIPOLE_") {
-            command.env_remove(name);
-        }
-    }
     command
         .current_dir(place)
         .env("DIPOLE_RUNTIME_DIR", place.join("dipole"))

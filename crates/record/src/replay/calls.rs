@@ -13,13 +13,7 @@ impl Replay {
         input: &Input<'_>,
         observed: &mut Vec<Observed>,
     ) -> Result<(), Mismatch> {
-        let mut report = |peer: Option<PeerId>, text: String| {
-            observed.push(Observed::Call {
-                peer,
-                text,
-                message: None,
-            });
-        };
+        let mut report = |peer, text| report_call(peer, text, None, observed);
         let (now, machine) = (self.now, &mut self.machine);
         match input {
             Input::Queue(peer, slot, bulk, queued) => {
@@ -41,7 +35,7 @@ impl Replay {
                 machine.consumed(now, *edge, *total);
                 let text = format!("consumes a message of {total} bytes");
                 let call = MessageCall::Taken(*edge, *total);
-                report_message(edge.peer, text, Some(call), observed);
+                report_call(Some(edge.peer), text, Some(call), observed);
             }
             Input::Assembled(check) => return compare_unit(machine, *check),
             Input::Agreement(check) => {
@@ -68,13 +62,7 @@ impl Replay {
         input: &Input<'_>,
         observed: &mut Vec<Observed>,
     ) -> Result<(), Mismatch> {
-        let mut report = |peer: Option<PeerId>, text: String| {
-            observed.push(Observed::Call {
-                peer,
-                text,
-                message: None,
-            });
-        };
+        let mut report = |peer, text| report_call(peer, text, None, observed);
         let (now, machine) = (self.now, &mut self.machine);
         match input {
             Input::Connect(home, incarnation, check) => {
@@ -133,13 +121,7 @@ impl Replay {
         input: &Input<'_>,
         observed: &mut Vec<Observed>,
     ) -> Result<(), Mismatch> {
-        let mut report = |peer: Option<PeerId>, text: String| {
-            observed.push(Observed::Call {
-                peer,
-                text,
-                message: None,
-            });
-        };
+        let mut report = |peer, text| report_call(peer, text, None, observed);
         let (now, machine) = (self.now, &mut self.machine);
         match input {
             Input::OpenEndpoint(target) => {
@@ -175,13 +157,7 @@ impl Replay {
         input: &Input<'_>,
         observed: &mut Vec<Observed>,
     ) -> Result<(), Mismatch> {
-        let mut report = |peer: Option<PeerId>, text: String| {
-            observed.push(Observed::Call {
-                peer,
-                text,
-                message: None,
-            });
-        };
+        let mut report = |peer, text| report_call(peer, text, None, observed);
         let (now, machine) = (self.now, &mut self.machine);
         match input {
             Input::OpenPipe(greeting, check) => {
@@ -203,7 +179,7 @@ impl Replay {
                 let delivery = taken.as_ref().ok().copied().flatten();
                 let text = format!("gets a message of {length} bytes in memory");
                 let call = delivery.map(|it| MessageCall::Delivered(it.edge, it.key.ends()));
-                report_message(*peer, text, call, observed);
+                report_call(Some(*peer), text, call, observed);
                 return compare(&taken, *check);
             }
             Input::PipeMessageRead(peer, number, length, reader, check) => {
@@ -211,7 +187,7 @@ impl Replay {
                 let taken = machine.on_pipe_message_read(now, *peer, *number, size, *reader);
                 let text = format!("endpoint {reader} reads a message of {length} bytes in memory");
                 let call = taken.map(|it| MessageCall::DeliveredAndTaken(it.edge, it.key.ends()));
-                report_message(*peer, text, call, observed);
+                report_call(Some(*peer), text, call, observed);
                 return match taken {
                     Some(delivery) => compare(&delivery, *check),
                     None => Err(("a message".to_owned(), "no message".to_owned())),
@@ -273,17 +249,17 @@ fn report_begin(
             Some(MessageCall::Blocked(edge)),
         ),
     };
-    report_message(edge.peer, text, message, observed);
+    report_call(Some(edge.peer), text, message, observed);
 }
 
-fn report_message(
-    peer: PeerId,
+fn report_call(
+    peer: Option<PeerId>,
     text: String,
     message: Option<MessageCall>,
     observed: &mut Vec<Observed>,
 ) {
     observed.push(Observed::Call {
-        peer: Some(peer),
+        peer,
         text,
         message,
     });

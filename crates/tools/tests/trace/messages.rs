@@ -9,11 +9,6 @@ const DIPOLE: &str = env!("CARGO_BIN_EXE_dipole");
 
 fn dipole(place: &Path, link: &str, line: &str) -> Command {
     let mut command = dipole_testbed::isolated_command(DIPOLE);
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("DIPOLE_") {
-            command.env_remove(name);
-        }
-    }
     command
         .current_dir(place)
         .env("DIPOLE_RUNTIME_DIR", place.join("dipole"))
@@ -145,8 +140,8 @@ fn a_message_that_was_not_recorded_is_refused() {
     let fails = |line: &str, words: &str| {
         let output = run(place.path(), line);
         assert!(!output.status.success());
-        let told = text(&output.stderr);
-        assert!(told.contains(words), "{told}");
+        let said = text(&output.stderr);
+        assert!(said.contains(words), "{said}");
     };
     std::fs::create_dir(place.path().join("r")).expect("our folder");
     fails("trace r --message 1:8-2:7/9", "DIPOLE_RECORD");
