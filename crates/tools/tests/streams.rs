@@ -210,6 +210,7 @@ fn errors_of_every_command_are_json_on_request() {
         ("agent --rules /nowhere", 1),
         ("key show /nowhere", 1),
         ("mpi-env nothing", 2),
+        ("mpi-env mpich --ulfm", 2),
         ("sockets", 2),
         ("top --every 0", 2),
         ("report /nowhere/report", 1),

@@ -54,7 +54,7 @@ pub(crate) struct Receive {
     context: usize,
     notify: bool,
     flags: u64,
-    source: Option<u64>,
+    pub(super) source: Option<u64>,
     multi: Option<MultiReceive>,
 }
 
@@ -211,7 +211,7 @@ impl Receives {
     }
 
     #[inline]
-    fn matcher(&mut self, is_tagged: bool) -> &mut Matcher<Receive, UnexpectedMessage> {
+    pub(super) fn matcher(&mut self, is_tagged: bool) -> &mut Matcher<Receive, UnexpectedMessage> {
         match is_tagged {
             true => &mut self.tagged,
             false => &mut self.untagged,
@@ -445,7 +445,7 @@ impl Exchange {
     }
 
     /// Delivers an unexpected message to its receive.
-    fn deliver(&mut self, receive: Receive, message: UnexpectedMessage) {
+    pub(super) fn deliver(&mut self, receive: Receive, message: UnexpectedMessage) {
         let UnexpectedMessage {
             head,
             from,
@@ -601,6 +601,9 @@ impl Exchange {
     }
 
     fn finish_fetch(&mut self, fetch: PendingFetch) {
+        if fetch.failure.is_some_and(|failure| self.is_hidden(failure)) {
+            return self.receive_again(fetch.receive);
+        }
         let (receive, length) = (&fetch.receive, fetch.offer.length());
         let mut entry = receive.entry(&fetch.head, length, fetch.from);
         let mut reported = 0;

@@ -119,6 +119,13 @@ const OPEN_MPI: [(&str, &str); 4] = [
     ("OMPI_MCA_btl_ofi_provider_include", "dipole"),
 ];
 
+/// As `dipole mpi-env openmpi --ulfm` prints them.
+pub(crate) const ULFM: [(&str, &str); 3] = [
+    ("OMPI_MCA_pml", "ob1"),
+    ("OMPI_MCA_btl", "self,sm,ofi"),
+    ("OMPI_MCA_btl_ofi_mode", "1"),
+];
+
 /// The folder to which `cargo xtask mpi prepare` downloads something.
 pub(crate) fn fetched(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
@@ -197,6 +204,7 @@ impl Bench {
         Job {
             bench: self,
             program: program.to_owned(),
+            options: Vec::new(),
             arguments: Vec::new(),
             nodes: vec![ranks],
             testbed: None,
@@ -210,6 +218,8 @@ impl Bench {
 pub(crate) struct Job<'a> {
     bench: &'a Bench,
     program: PathBuf,
+    /// Options of the launcher.
+    options: Vec<String>,
     arguments: Vec<String>,
     /// The number of ranks of each node.
     nodes: Vec<u32>,
@@ -221,6 +231,15 @@ pub(crate) struct Job<'a> {
 impl<'a> Job<'a> {
     pub(crate) fn arguments(mut self, arguments: &[&str]) -> Job<'a> {
         (self.arguments).extend(arguments.iter().map(ToString::to_string));
+        self
+    }
+
+    /// Lets the ranks survive the death of others (ULFM of Open MPI 5).
+    pub(crate) fn survives(mut self) -> Job<'a> {
+        self.options
+            .extend(["--with-ft".to_owned(), "ulfm".to_owned()]);
+        let variables = ULFM.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        self.variables.extend(variables);
         self
     }
 
@@ -279,6 +298,7 @@ impl<'a> Job<'a> {
             command.args(["--bind-to", "none"]);
         }
         command
+            .args(&self.options)
             .env("FI_PROVIDER_PATH", self.bench.folder.path())
             .envs(library.variables().iter().copied())
             .envs(self.variables.iter().map(|(name, value)| (name, value)));

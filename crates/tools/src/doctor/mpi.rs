@@ -129,7 +129,7 @@ mod tests {
             version: "4.1.4".into(),
             by_libfabric: true,
         };
-        let told = mpi::environment(Library::Openmpi, folder.path());
+        let told = mpi::environment(Library::Openmpi, false, folder.path());
         let variable = |name: &str| {
             let found = told.iter().find(|(known, _)| *known == name);
             found.map(|(_, value)| value.clone())
