@@ -13,7 +13,7 @@ use crate::error::StreamError;
 use crate::listeners::Listeners;
 use crate::message::{Message, WireAddress, WireStatus};
 use crate::progress::{Progress, StreamStatus};
-use crate::session::{CHECK_INTERVAL, Caller, Peer, StreamSession, notify_end};
+use crate::session::{CHECK_INTERVAL, Caller, Peer, StreamSession};
 
 /// Hosts to which ranks may open streams.
 #[derive(Clone, Debug)]
@@ -157,7 +157,8 @@ impl<'a> Interface<'a> {
             };
             if let Err(why) = self.handle(&received) {
                 // Rank 0 notifies the other ranks.
-                notify_end(&self.control, &[received.source()], &why);
+                let ended = Message::Ended { why: &why }.encode();
+                let _gone = self.control.reply(&received, &ended);
             }
         }
         self.shared.is_closing.store(true, Ordering::Relaxed);

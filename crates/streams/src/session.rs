@@ -92,7 +92,19 @@ impl StreamSession {
     pub(crate) fn run(mut self, peer: &Peer) {
         let outcome = self.serve(peer);
         if let Err(why) = outcome {
-            notify_end(&self.endpoint, &self.ranks, &why);
+            self.notify_end(&why);
+        }
+    }
+
+    /// Notifies the ranks that the stream has ended. Ranks that have ended miss it, and so do their
+    /// successors at the same addresses.
+    fn notify_end(&self, why: &str) {
+        let ended = Message::Ended { why }.encode();
+        let edges = self.edges.iter();
+        let notified = edges.filter(|edge| edge.send_timeout(&ended, NOTIFY_TIMEOUT).is_ok());
+        let notified: Vec<&Edge> = notified.collect();
+        for edge in notified {
+            let _taken = edge.flush(NOTIFY_TIMEOUT);
         }
     }
 
@@ -426,20 +438,5 @@ struct Reply {
 impl AsRef<[u8]> for Reply {
     fn as_ref(&self) -> &[u8] {
         &self.received[self.start..]
-    }
-}
-
-/// Notifies ranks that the stream has ended. Ranks that have ended miss it.
-pub(crate) fn notify_end(endpoint: &Endpoint, ranks: &[Address], why: &str) {
-    let ended = Message::Ended { why }.encode();
-    let edges: Vec<Edge> = (ranks.iter())
-        .filter_map(|rank| endpoint.edge(*rank).ok())
-        .collect();
-    let notified = edges
-        .iter()
-        .filter(|edge| edge.send_timeout(&ended, NOTIFY_TIMEOUT).is_ok());
-    let notified: Vec<&Edge> = notified.collect();
-    for edge in notified {
-        let _taken = edge.flush(NOTIFY_TIMEOUT);
     }
 }
