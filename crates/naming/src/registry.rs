@@ -50,6 +50,7 @@ mod probe;
 mod report;
 mod resolve;
 mod responder;
+mod rewritten;
 mod search;
 mod sweep;
 
