@@ -15,6 +15,7 @@ mod membership;
 mod metrics;
 mod nodes;
 mod options;
+mod own_addresses;
 mod paths;
 mod rules;
 mod sampler;
@@ -22,6 +23,7 @@ mod scrape;
 mod segment;
 mod serve;
 mod session;
+mod sockets;
 mod status;
 mod toml_lines;
 
