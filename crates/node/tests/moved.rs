@@ -9,10 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use dipole_node::hosts::Hosts;
-use dipole_node::{Address, Config, Endpoint, EndpointId, Links, Node, NodeId};
+use dipole_node::{
+    Address, Config, Endpoint, EndpointId, GoneReason, Links, Node, NodeId, SendError,
+};
 use dipole_testbed::Testbed;
 
 const PATIENCE: Duration = Duration::from_secs(60);
+const PEER_TIMEOUT: Duration = Duration::from_secs(1);
 const SENDER: EndpointId = EndpointId(1);
 const RECEIVER: EndpointId = EndpointId(7);
 
@@ -58,12 +61,24 @@ impl Cluster {
         std::fs::write(&self.hosts, lines.collect::<String>()).expect("a hosts file");
     }
 
+    /// True if a node receives no packets at other ports than that of its directory any more; false
+    /// if there is no program for that.
+    fn filter(&self, node: u32) -> bool {
+        let namespace = &self.bed.node(node).namespace;
+        let rules = "table inet t { chain c { type filter hook input priority 0; \
+                     udp dport != 7411 drop; }; }";
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", namespace, "nft", rules]);
+        command.status().expect("ip runs").success()
+    }
+
     fn node(&self, node: u32) -> Node {
         let runtime = self.bed.node(node).runtime_dir.clone();
         let mut config = Config::local(NodeId(node), runtime);
         config.hosts = Hosts::load_followed(&self.hosts).expect("a hosts file");
         config.apply_hosts_file();
         config.links = self.links;
+        config.set_peer_timeout(PEER_TIMEOUT);
         Node::open(config).expect("a node")
     }
 }
@@ -187,4 +202,49 @@ fn a_conversation_follows_nodes_whose_only_address_changes_over_udp() {
 #[test]
 fn a_conversation_follows_nodes_whose_only_address_changes_over_bpf() {
     follow(Links::Bpf);
+}
+
+#[test]
+fn a_running_process_whose_packets_are_filtered_is_reported_as_unreachable() {
+    let Some(cluster) = Cluster::new(Links::Udp) else {
+        return;
+    };
+    let second = cluster.bed.inside(2, || cluster.node(2)).expect("node 2");
+    let receiving = second.endpoint(RECEIVER).expect("free");
+    let reported = cluster.bed.inside(1, || {
+        let first = cluster.node(1);
+        let sending = first.endpoint(SENDER).expect("free");
+        let edge = sending.edge(Address::new(2, RECEIVER.0)).expect("open");
+        std::thread::scope(|scope| {
+            let received = scope.spawn(|| receiving.receive_timeout(PATIENCE));
+            edge.send_timeout(b"before", PATIENCE).expect("sent");
+            let message = received.join().expect("it receives");
+            assert_eq!(*message.expect("a message"), *b"before");
+        });
+        if !cluster.filter(2) {
+            eprintln!("SKIPPED: nft does not work here");
+            return None;
+        }
+        let begun = Instant::now();
+        let error = loop {
+            if let Err(error @ SendError::PeerGone { .. }) =
+                edge.send_timeout(b"after", PEER_TIMEOUT)
+            {
+                break error;
+            }
+            assert!(begun.elapsed() < PATIENCE, "no error");
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        assert!(
+            begun.elapsed() >= 10 * PEER_TIMEOUT,
+            "{:?}",
+            begun.elapsed()
+        );
+        let departures = first.take_departures();
+        Some((error.to_string(), departures[0].node, departures[0].reason))
+    });
+    if let Some((error, node, reason)) = reported.expect("node 1") {
+        assert_eq!((node, reason), (2, GoneReason::Unreachable));
+        assert!(error.contains("2:7"), "{error}");
+    }
 }
