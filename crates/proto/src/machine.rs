@@ -504,6 +504,7 @@ impl Machine {
             length,
             seal,
             peer: None,
+            any_port: false,
         };
         self.outbox.pop();
         Some(transmit)

@@ -312,3 +312,25 @@ fn a_peer_that_claims_the_address_of_another_host_does_not_get_its_sessions() {
         .expect("credit");
     assert!(wire.run(SECOND, |wire| wire.hosts[2].read(wire.now).is_some()));
 }
+
+#[test]
+fn packets_to_a_peer_behind_nat_leave_from_the_port_that_it_has_sent_to() {
+    let mut wire = Wire::with_networks(12, &[&[0], &[0]], &Config::default());
+    // Its own addresses are on a network that only the NAT reaches.
+    let mut private = wire.lanes_on(0, &[0]);
+    private.iter_mut().for_each(|lane| lane.address.ip[14] = 9);
+    let now = wire.now;
+    wire.hosts[0].machine.set_lanes(now, &private, &[]);
+    wire.watch_sent = Some(|host, _, transmit| {
+        let is_behind_nat = host.machine.config().node == 1;
+        assert!(is_behind_nat || !transmit.any_port, "{transmit:?}");
+    });
+    wire.hosts[1].machine.open_endpoint(7);
+    let peer = wire.connect(0, 1);
+    assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
+    let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
+    let mut stream = Stream::over(edge);
+    stream.run(&mut wire, 50 * MILLISECOND);
+    let took_ns = stream.finish(&mut wire);
+    assert!(stream.received > 100 && took_ns < SECOND, "{took_ns} ns");
+}
