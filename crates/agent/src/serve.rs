@@ -121,7 +121,7 @@ pub(super) fn serve(
         speed: args.load.speed,
     };
     let mut callers = None;
-    let done = loop {
+    loop {
         let mut agent = Agent::open(config, registry, sockets, &given, (callers.take(), json))?;
         let listeners = agent.callers.iter().flat_map(Callers::listeners);
         fd_store::store_sockets(agent.directory_lock.sockets(), listeners, are_stored);
@@ -140,11 +140,10 @@ pub(super) fn serve(
                 let (node, pid) = (config.node.0, std::process::id());
                 tracing::info!(event = "agent-down", node, address = %agent.address, pid, "agent ends");
                 let _gone = std::fs::remove_file(&path);
-                break agent.end(done);
+                return agent.end(done);
             }
         }
-    };
-    done
+    }
 }
 
 /// Adds the failed action to an error of the system.
