@@ -170,6 +170,11 @@ enum AgentError {
     Status { cause: serde_json::Error },
 }
 
+/// Adds the failed action to an error of the system.
+fn system(doing: &'static str) -> impl Fn(std::io::Error) -> AgentError {
+    move |cause| AgentError::System { doing, cause }
+}
+
 /// Runs the agent until a signal stops it, or prints its status.
 ///
 /// # Errors

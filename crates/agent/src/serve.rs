@@ -31,7 +31,7 @@ use super::rules::{self, Rules};
 use super::sampler::Sampler;
 use super::sockets::Sockets;
 use super::status::{MemberStatus, ProcessStatus, Status, socket};
-use super::{AgentArgs, AgentError};
+use super::{AgentArgs, AgentError, system};
 
 /// Packets received from one socket before the next socket is read.
 const MAX_PACKETS: usize = 64;
@@ -144,11 +144,6 @@ pub(super) fn serve(
             }
         }
     }
-}
-
-/// Adds the failed action to an error of the system.
-pub(super) fn system(doing: &'static str) -> impl Fn(io::Error) -> AgentError {
-    move |cause| AgentError::System { doing, cause }
 }
 
 /// Becomes readable after one of these signals.

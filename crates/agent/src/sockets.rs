@@ -8,9 +8,8 @@ use dipole_node::Config;
 use dipole_node::hosts::Host;
 use dipole_node::registry::{DirectoryLock, Registry};
 
-use super::AgentError;
 use super::fd_store::InheritedSockets;
-use super::serve::system;
+use super::{AgentError, system};
 
 /// How long the new address of a device may take until it can be bound, and the pause between two
 /// attempts.

@@ -104,18 +104,13 @@ impl Node {
         let control = Control::start(&registry, &config, incarnation, choice, &driver, &progress)
             .map_err(OpenError::Sleep)?;
         let ports = Arc::new(Mutex::new(ports));
-        let follower = match AddressFollower::is_needed(&config) {
-            true => {
-                let publisher = AddressPublisher {
-                    registration: registration.clone(),
-                    directory: directory.clone(),
-                    ports: Arc::clone(&ports),
-                };
-                let started = AddressFollower::start(&driver, &config, publisher);
-                Some(started.map_err(OpenError::Sleep)?)
-            }
-            false => None,
+        let publisher = AddressPublisher {
+            registration: registration.clone(),
+            directory: directory.clone(),
+            ports: Arc::clone(&ports),
         };
+        let follower = AddressFollower::start_if_needed(&driver, &config, publisher)
+            .map_err(OpenError::Sleep)?;
         let fork = ForkMark::new().map_err(OpenError::Sleep)?;
         Ok(Node {
             inner: Arc::new(Inner {

@@ -61,17 +61,23 @@ pub(crate) struct AddressFollower {
 }
 
 impl AddressFollower {
-    /// True if an address of the process may change.
-    pub(crate) fn is_needed(config: &Config) -> bool {
-        let mut addresses = std::iter::once(&config.bind).chain(&config.interfaces);
-        config.links != Links::Shm && addresses.any(|ip| !ip.is_loopback())
-    }
-
-    /// Starts the thread.
+    /// Starts the thread if an address of the process may change.
     ///
     /// # Errors
     /// There are no descriptors left, or no thread can be started.
-    pub(crate) fn start(
+    pub(crate) fn start_if_needed(
+        driver: &Arc<Driver<ProcessState>>,
+        config: &Config,
+        publisher: AddressPublisher,
+    ) -> io::Result<Option<AddressFollower>> {
+        let mut addresses = std::iter::once(&config.bind).chain(&config.interfaces);
+        match config.links != Links::Shm && addresses.any(|ip| !ip.is_loopback()) {
+            true => AddressFollower::start(driver, config, publisher).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    fn start(
         driver: &Arc<Driver<ProcessState>>,
         config: &Config,
         publisher: AddressPublisher,

@@ -358,12 +358,9 @@ impl Session {
         self.acks.sent(more);
         self.count_unproven(index, end + self.keys.seals.out.bytes());
         self.finish(header, bytes, end);
-        let control = self.leaving(index, Frame::Scratch(slot), end);
-        Some(Transmit {
-            // NAT in front of this side may have forgotten the port of the lane; a request renews it.
-            any_port: control.any_port && kind == Kind::Ack,
-            ..control
-        })
+        let mut control = self.leaving(index, Frame::Scratch(slot), end);
+        control.any_port &= kind == Kind::Ack; // A request renews the mapping in a NAT on the way.
+        Some(control)
     }
 
     /// A probe of a lane, or the answer to one. It carries nothing else, because it may well be lost.
