@@ -97,6 +97,15 @@ impl Callers {
         })
     }
 
+    /// The same callers and sessions with other listeners, which must not block.
+    pub(super) fn at(mut self, listeners: Vec<TcpListener>) -> io::Result<Callers> {
+        for listener in &listeners {
+            rustix::net::listen(listener, BACKLOG)?;
+        }
+        self.listeners = listeners;
+        Ok(self)
+    }
+
     /// Sets the addresses of the nodes that are up, whose callers strangers cannot displace.
     pub(super) fn set_known_addresses(&mut self, addresses: impl Iterator<Item = IpAddr>) {
         self.known = addresses.map(|ip| ip.to_canonical()).collect();

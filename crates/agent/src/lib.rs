@@ -15,6 +15,7 @@ mod membership;
 mod metrics;
 mod nodes;
 mod options;
+mod own_addresses;
 mod paths;
 mod rules;
 mod sampler;
@@ -22,6 +23,7 @@ mod scrape;
 mod segment;
 mod serve;
 mod session;
+mod sockets;
 mod status;
 mod toml_lines;
 
@@ -166,6 +168,11 @@ enum AgentError {
     NoAgent { socket: PathBuf, cause: io::Error },
     #[error("cannot read the status of the agent: {cause}; is it another version?")]
     Status { cause: serde_json::Error },
+}
+
+/// Adds the failed action to an error of the system.
+fn system(doing: &'static str) -> impl Fn(std::io::Error) -> AgentError {
+    move |cause| AgentError::System { doing, cause }
 }
 
 /// Runs the agent until a signal stops it, or prints its status.

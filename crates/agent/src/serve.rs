@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -25,11 +25,13 @@ use super::member::{Member, new_incarnation};
 use super::membership::{MAX_MEMBERS, Membership, MembershipEvent, Secrets, is_membership};
 use super::nodes::Nodes;
 use super::options::DiscoveryOptions;
+use super::own_addresses::OwnAddresses;
 use super::paths::{self, Paths};
 use super::rules::{self, Rules};
 use super::sampler::Sampler;
+use super::sockets::Sockets;
 use super::status::{MemberStatus, ProcessStatus, Status, socket};
-use super::{AgentArgs, AgentError};
+use super::{AgentArgs, AgentError, system};
 
 /// Packets received from one socket before the next socket is read.
 const MAX_PACKETS: usize = 64;
@@ -43,6 +45,8 @@ struct Agent<'a> {
     /// Sockets for packets between members, by interface. Only members know their ports.
     members_sockets: Vec<UdpSocket>,
     address: SocketAddr,
+    /// This node, with its present addresses.
+    host: Host,
     given_rules: Option<PathBuf>,
     /// `None` without a cluster key.
     callers: Option<Callers>,
@@ -73,6 +77,8 @@ struct Control {
     stop: UnixStream,
     /// Readable after a child has ended.
     child: UnixStream,
+    /// Readable after a change of this machine's addresses.
+    addresses: OwnAddresses,
 }
 
 /// Runs the agent until a signal stops it.
@@ -97,37 +103,47 @@ pub(super) fn serve(
         tracing::info!(event = "metrics", %address, "serving counters");
     }
     let mut inherited = InheritedSockets::take();
-    let sockets = Sockets::open(config, registry, &host, &mut inherited)?;
-    let are_stored =
+    let mut sockets = Sockets::open(config, registry, &host, &mut inherited)?;
+    let mut are_stored =
         inherited.count() == sockets.directory.sockets().count() + sockets.listeners.len();
     let path = socket(registry);
-    let control = Control {
+    let mut control = Control {
         status: status_listener(&path)?,
         stop,
         child,
+        addresses: OwnAddresses::follow().map_err(system("following the addresses"))?,
     };
-    let given = Given {
+    let mut given = Given {
         host,
         discovery,
         rules: given_rules,
         timing: args.load.timing(),
         speed: args.load.speed,
     };
-    let mut agent = Agent::open(config, registry, sockets, given, json)?;
-    let listeners = agent.callers.iter().flat_map(Callers::listeners);
-    fd_store::store_sockets(agent.directory_lock.sockets(), listeners, are_stored);
-    agent.report_start(json);
-    agent.update_caller_addresses();
-    let done = agent.run(&control);
-    let (node, pid) = (config.node.0, std::process::id());
-    tracing::info!(event = "agent-down", node, address = %agent.address, pid, "agent ends");
-    let _gone = std::fs::remove_file(&path);
-    agent.end(done)
-}
-
-/// Adds the failed action to an error of the system.
-fn system(doing: &'static str) -> impl Fn(io::Error) -> AgentError {
-    move |cause| AgentError::System { doing, cause }
+    let mut callers = None;
+    loop {
+        let mut agent = Agent::open(config, registry, sockets, &given, (callers.take(), json))?;
+        let listeners = agent.callers.iter().flat_map(Callers::listeners);
+        fd_store::store_sockets(agent.directory_lock.sockets(), listeners, are_stored);
+        agent.report_start(json);
+        agent.update_caller_addresses();
+        match agent.run(&mut control) {
+            // At its new address the agent joins like one that was started there.
+            Err(Ended::Moved(host)) => {
+                callers = agent.callers.take();
+                drop(agent);
+                sockets = Sockets::reopen(config, registry, &host)?;
+                are_stored = false;
+                given.host = *host;
+            }
+            done => {
+                let (node, pid) = (config.node.0, std::process::id());
+                tracing::info!(event = "agent-down", node, address = %agent.address, pid, "agent ends");
+                let _gone = std::fs::remove_file(&path);
+                return agent.end(done);
+            }
+        }
+    }
 }
 
 /// Becomes readable after one of these signals.
@@ -151,41 +167,6 @@ fn status_listener(path: &Path) -> Result<UnixListener, AgentError> {
     Ok(listener)
 }
 
-/// The network sockets of an agent.
-struct Sockets {
-    directory: DirectoryLock,
-    members: Vec<UdpSocket>,
-    /// Empty without a cluster key.
-    listeners: Vec<TcpListener>,
-}
-
-impl Sockets {
-    fn open(
-        config: &Config,
-        registry: &Registry,
-        host: &Host,
-        inherited: &mut InheritedSockets,
-    ) -> Result<Sockets, AgentError> {
-        let addresses = host.directories();
-        let directories = std::mem::take(&mut inherited.directories);
-        let directory = DirectoryLock::take(registry, &addresses, directories)?;
-        let members = addresses.iter().map(|address| {
-            let socket = UdpSocket::bind((address.ip(), 0))?;
-            socket.set_nonblocking(true)?;
-            Ok(socket)
-        });
-        let members: io::Result<_> = members.collect();
-        Ok(Sockets {
-            directory,
-            members: members.map_err(system("binding ports for other agents"))?,
-            listeners: match config.key {
-                Some(_) => listen(&addresses, inherited)?,
-                None => Vec::new(),
-            },
-        })
-    }
-}
-
 /// Settings from options, environment and hosts file.
 struct Given {
     host: Host,
@@ -201,26 +182,8 @@ struct Given {
 enum Ended {
     Taken(Taken),
     System(io::Error),
-}
-
-/// Opens the listeners for work requests, one per interface.
-fn listen(
-    addresses: &[SocketAddr],
-    inherited: &mut InheritedSockets,
-) -> Result<Vec<TcpListener>, AgentError> {
-    let listener = |address: &SocketAddr| {
-        let listener = match inherited.listener(*address) {
-            Some(listener) => Ok(listener),
-            None => TcpListener::bind(address),
-        };
-        listener
-            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-            .map_err(|cause| AgentError::Port {
-                address: *address,
-                cause,
-            })
-    };
-    addresses.iter().map(listener).collect()
+    /// The node has other addresses now.
+    Moved(Box<Host>),
 }
 
 /// Arguments for a session process; it inherits the environment of the agent.
@@ -242,8 +205,8 @@ impl<'a> Agent<'a> {
         config: &'a Config,
         registry: &'a Registry,
         sockets: Sockets,
-        given: Given,
-        json: bool,
+        given: &Given,
+        (callers, json): (Option<Callers>, bool),
     ) -> Result<Agent<'a>, AgentError> {
         let Given {
             host,
@@ -252,8 +215,9 @@ impl<'a> Agent<'a> {
             timing,
             speed,
         } = given;
+        let (timing, speed) = (*timing, *speed);
         let node = config.node;
-        let mut own = Member::of_host(&host);
+        let mut own = Member::of_host(host);
         own.incarnation = new_incarnation();
         own.facts.version = env!("CARGO_PKG_VERSION").to_owned();
         let from_hosts_file: Vec<Host> = match config.hosts.is_local_only() {
@@ -261,16 +225,20 @@ impl<'a> Agent<'a> {
             false => config.hosts.iter().cloned().collect(),
         };
         let start = Instant::now();
-        let announcer = discovery.map(|discovery| {
+        let announcer = discovery.as_ref().map(|discovery| {
             let seed = u64::from_le_bytes(random_bytes()?);
-            Announcer::open(&discovery, &own, start.elapsed(), seed)
+            Announcer::open(discovery, &own, start.elapsed(), seed)
         });
         let announcer = announcer.transpose();
         let others = from_hosts_file.iter().filter(|host| host.node != node);
         let known = others.map(Member::of_host).collect();
-        let callers = config.key.clone().map(|key| {
-            let arguments = session_arguments(node, rules.as_deref(), json);
-            Callers::new(node.0, key, sockets.listeners, arguments)
+        let callers = config.key.clone().map(|key| match callers {
+            // The sessions that it has started go on.
+            Some(callers) => callers.at(sockets.listeners),
+            None => {
+                let arguments = session_arguments(node, rules.as_deref(), json);
+                Callers::new(node.0, key, sockets.listeners, arguments)
+            }
         });
         let callers = callers.transpose();
         let secrets = Secrets::draw().map_err(system("drawing random numbers"))?;
@@ -282,12 +250,13 @@ impl<'a> Agent<'a> {
             directory_lock: sockets.directory,
             members_sockets: sockets.members,
             address: host.directories()[0],
-            given_rules: rules,
+            host: host.clone(),
+            given_rules: rules.clone(),
             callers: callers.map_err(system("finding this program"))?,
             membership,
             announcer: announcer.map_err(system("listening for announcements"))?,
             nodes: Nodes::new(registry.nodes_file(), host.clone(), &from_hosts_file),
-            paths: Paths::new(&host, start.elapsed()),
+            paths: Paths::new(host, start.elapsed()),
             sampler: Sampler::start(registry, speed, timing),
             seen: BTreeMap::new(),
             start,
@@ -340,8 +309,11 @@ impl<'a> Agent<'a> {
         self.start.elapsed()
     }
 
-    fn run(&mut self, control: &Control) -> Result<(), Ended> {
+    fn run(&mut self, control: &mut Control) -> Result<(), Ended> {
         loop {
+            if let Some(host) = control.addresses.moved(&self.host, &self.config.hosts) {
+                return Err(Ended::Moved(Box::new(host)));
+            }
             let now = self.now();
             if let Some(announcer) = &mut self.announcer {
                 announcer.announce(now, self.registry, &self.directory_lock, &self.membership);
@@ -355,9 +327,12 @@ impl<'a> Agent<'a> {
             self.handle_events();
             self.nodes.write(self.membership.members());
             let ready = self.wait(control).map_err(Ended::System)?;
-            let (fixed, others) = ready.split_at(3);
+            let (fixed, others) = ready.split_at(4);
             if fixed[1] {
                 return Ok(());
+            }
+            if fixed[3] {
+                control.addresses.note_change().map_err(Ended::System)?;
             }
             if fixed[2] {
                 let _how_many = (&control.child).read(&mut [0; 64]);
@@ -412,7 +387,11 @@ impl<'a> Agent<'a> {
             PollFd::new(&control.status, PollFlags::IN),
             PollFd::new(&control.stop, PollFlags::IN),
             PollFd::new(&control.child, PollFlags::IN),
+            PollFd::new(&control.addresses, PollFlags::IN),
         ];
+        if let Some(due) = control.addresses.next_look() {
+            timeout = timeout.min(due.saturating_duration_since(Instant::now()));
+        }
         let sockets = self.directory_lock.sockets();
         let sockets = sockets.chain(&self.members_sockets);
         watched.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));

@@ -90,6 +90,11 @@ impl Bpf {
         }
     }
 
+    /// Counts on from the counters of the link that this one replaces.
+    pub fn continue_counters(&mut self, former: BpfStats) {
+        self.stats = self.stats + former;
+    }
+
     /// The underlying UDP link.
     #[must_use]
     pub fn udp(&self) -> &Udp {

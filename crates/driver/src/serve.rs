@@ -206,6 +206,14 @@ impl<S: Stepper> Driver<S> {
         state
     }
 
+    /// Ends all sleeps, so that threads sleep again with what has changed.
+    pub fn wake_sleepers(&self) {
+        let state = self.lock();
+        self.waker.wake();
+        state.progress.wake();
+        self.leave(state);
+    }
+
     /// Stops the progress threads.
     pub fn stop(&self) {
         let mut state = self.lock();

@@ -33,9 +33,7 @@ impl Leaving {
             to: from_wire(self.transmit.to),
             bytes,
             frame_bytes: packet_bytes(&self.transmit),
-            // Handshake replies go back to the sender's address, packets of a session to the
-            // address from the handshake.
-            any_port: self.transmit.peer.is_some(),
+            any_port: self.transmit.any_port,
         }
     }
 }
@@ -233,6 +231,7 @@ mod tests {
             length: BYTES - 4,
             seal: Seal::Crc32c { mask: 0 },
             peer: None,
+            any_port: false,
         };
         let mut batch = Batch::default();
         batch.push(&mut trailers, frames, first, &slots);

@@ -11,6 +11,8 @@ use crate::key::KeyMismatch;
 pub enum GoneReason {
     /// It owed an answer and sent nothing for the configured time.
     Silent,
+    /// Its node's directory reports that the process is running, but none of its packets arrive.
+    Unreachable,
     /// The peer closed the session.
     Closed,
     /// Another process now has its address.
@@ -30,6 +32,7 @@ impl From<dipole_proto::GoneReason> for GoneReason {
     fn from(reason: dipole_proto::GoneReason) -> GoneReason {
         match reason {
             dipole_proto::GoneReason::Silent => GoneReason::Silent,
+            dipole_proto::GoneReason::Unreachable => GoneReason::Unreachable,
             dipole_proto::GoneReason::Died => GoneReason::Died,
             dipole_proto::GoneReason::Closed => GoneReason::Closed,
             dipole_proto::GoneReason::Restarted => GoneReason::Restarted,
@@ -48,6 +51,7 @@ impl fmt::Display for GoneReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             GoneReason::Silent => dipole_proto::GoneReason::Silent.fmt(f),
+            GoneReason::Unreachable => dipole_proto::GoneReason::Unreachable.fmt(f),
             GoneReason::Closed => dipole_proto::GoneReason::Closed.fmt(f),
             GoneReason::Restarted => dipole_proto::GoneReason::Restarted.fmt(f),
             GoneReason::Reset(reason) => dipole_proto::GoneReason::Reset(*reason).fmt(f),

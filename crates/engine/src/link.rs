@@ -42,6 +42,47 @@ impl AnyLink {
     }
 }
 
+impl AnyLink {
+    /// Replaces an interface, by its position in [`Link::locals`], whose address has changed. Returns
+    /// which of the `destinations` were reached through it.
+    pub fn replace_interface(
+        &mut self,
+        interface: usize,
+        link: AnyLink,
+        destinations: &[IpAddr],
+    ) -> Vec<IpAddr> {
+        match self {
+            AnyLink::Multihomed(all) => {
+                let mut link = link;
+                let former = all.links().get(interface).and_then(AnyLink::bpf_stats);
+                if let (AnyLink::Bpf(link), Some(stats)) = (&mut link, former) {
+                    link.continue_counters(stats);
+                }
+                let mut moved = all.replace(interface, link);
+                moved.retain(|to| destinations.contains(to));
+                moved
+            }
+            AnyLink::Fault(outer) => {
+                outer
+                    .inner_mut()
+                    .replace_interface(interface, link, destinations)
+            }
+            AnyLink::Capture(outer) => {
+                outer
+                    .inner_mut()
+                    .replace_interface(interface, link, destinations)
+            }
+            AnyLink::Udp(_) | AnyLink::Bpf(_) | AnyLink::Sim(_) => {
+                let former = std::mem::replace(self, link);
+                if let (AnyLink::Bpf(link), Some(stats)) = (self, former.bpf_stats()) {
+                    link.continue_counters(stats);
+                }
+                destinations.to_vec()
+            }
+        }
+    }
+}
+
 impl From<Udp> for AnyLink {
     fn from(link: Udp) -> Self {
         AnyLink::Udp(Box::new(link))

@@ -29,7 +29,8 @@ impl Engine {
     /// Applies the verdict on a silent peer.
     pub fn judge(&mut self, now: Instant, peer: PeerId, verdict: Verdict) {
         match verdict {
-            Verdict::Lives => self.core.machine.confirm_alive(now, peer),
+            Verdict::Runs => self.core.machine.confirm_alive(now, peer, true),
+            Verdict::Stopped => self.core.machine.confirm_alive(now, peer, false),
             Verdict::Ended => self.core.machine.give_up(peer),
         }
         self.core.handle_events(&[][..]);

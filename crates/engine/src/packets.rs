@@ -1,6 +1,7 @@
 //! Moves packets between the network link and the protocol, in batches and with trailers.
 
 use std::io;
+use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
 use dipole_link::{Class, Link};
@@ -72,6 +73,19 @@ impl PacketPort {
 
     pub(super) fn link_mut(&mut self) -> &mut AnyLink {
         &mut self.link
+    }
+
+    /// See [`AnyLink::replace_interface`].
+    pub(super) fn replace_interface(
+        &mut self,
+        interface: usize,
+        link: AnyLink,
+        destinations: &[IpAddr],
+    ) -> Vec<IpAddr> {
+        let moved = (self.link).replace_interface(interface, link, destinations);
+        self.polled = None;
+        self.polls_per_syscall = self.link.caps().polls_per_syscall;
+        moved
     }
 
     pub(super) fn traffic(&self) -> &Traffic {

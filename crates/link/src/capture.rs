@@ -136,6 +136,11 @@ impl<L: Link> Capture<L> {
         &self.inner
     }
 
+    /// Returns the wrapped link, to change it.
+    pub fn inner_mut(&mut self) -> &mut L {
+        &mut self.inner
+    }
+
     /// Why the recording has stopped, if it has.
     pub fn failure(&self) -> Option<&CaptureError> {
         self.failure.as_ref()

@@ -24,6 +24,7 @@ pub mod segment;
 pub mod shm;
 pub mod signal;
 pub mod sim;
+pub mod successors;
 pub mod sys;
 pub mod udp;
 mod unsent;

@@ -95,6 +95,18 @@ impl<L: Link> Multihomed<L> {
         &self.interfaces
     }
 
+    /// Replaces an interface whose address has changed. Returns the destinations that were reached
+    /// through it.
+    ///
+    /// # Panics
+    /// If the interface does not exist.
+    pub fn replace(&mut self, interface: usize, link: L) -> Vec<IpAddr> {
+        self.interfaces[interface] = link;
+        self.in_use[interface] = true;
+        let routes = self.routes.extract_if(|_, (by, _)| *by == interface);
+        routes.map(|(to, _)| to).collect()
+    }
+
     /// The interface for a destination.
     #[inline]
     fn route(&mut self, to: IpAddr, now_ns: u64) -> usize {

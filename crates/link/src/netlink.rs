@@ -23,6 +23,9 @@ impl AsFd for Socket {
     }
 }
 
+/// Groups of routing netlink that report changes of addresses: 1 (links), 5 and 9 (addresses), 7 and
+/// 11 (routes). Group n is bit n - 1.
+pub const ADDRESS_CHANGES: u32 = 1 | 1 << 4 | 1 << 8 | 1 << 6 | 1 << 10;
 /// Larger than any datagram that the kernel sends.
 const BUFFER_BYTES: usize = 32 << 10;
 

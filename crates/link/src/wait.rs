@@ -13,7 +13,7 @@
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -38,11 +38,55 @@ pub enum WakeReason {
     Interrupted,
 }
 
+/// Descriptors on which sleepers wait. They can be replaced while threads sleep.
+#[derive(Debug)]
+pub struct WatchedDescriptors(Mutex<Arc<Vec<OwnedFd>>>);
+
+impl WatchedDescriptors {
+    /// Duplicates these descriptors.
+    ///
+    /// # Errors
+    /// No descriptors are left, or more than [`MAX_DESCRIPTORS`] are given.
+    pub fn new(descriptors: &[BorrowedFd<'_>]) -> io::Result<Arc<WatchedDescriptors>> {
+        let duplicates = Arc::new(duplicate(descriptors)?);
+        Ok(Arc::new(WatchedDescriptors(Mutex::new(duplicates))))
+    }
+
+    /// Replaces the descriptors. Sleeps that are running go on with the former ones, so wake them.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new); then nothing has changed.
+    pub fn replace(&self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let duplicates = Arc::new(duplicate(descriptors)?);
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = duplicates;
+        Ok(())
+    }
+
+    fn current(&self) -> Arc<Vec<OwnedFd>> {
+        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+fn duplicate(descriptors: &[BorrowedFd<'_>]) -> io::Result<Vec<OwnedFd>> {
+    if descriptors.len() > MAX_DESCRIPTORS {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!(
+                "a sleeper takes {MAX_DESCRIPTORS} descriptors, {} were given",
+                descriptors.len()
+            ),
+        ));
+    }
+    descriptors
+        .iter()
+        .map(BorrowedFd::try_clone_to_owned)
+        .collect()
+}
+
 /// Sleeps on several descriptors; can be shared between threads.
 #[derive(Debug)]
 pub struct Sleeper {
-    /// Duplicates of the given descriptors, which stay open as long as the sleeper.
-    descriptors: Vec<OwnedFd>,
+    watched: Arc<WatchedDescriptors>,
     bell: Arc<OwnedFd>,
     timer: OwnedFd,
     /// When the timer fires; locked by the sleeping thread that uses it.
@@ -61,26 +105,21 @@ impl Sleeper {
     /// # Errors
     /// No descriptors are left, or more than [`MAX_DESCRIPTORS`] are given.
     pub fn new(descriptors: &[BorrowedFd<'_>]) -> io::Result<Sleeper> {
-        if descriptors.len() > MAX_DESCRIPTORS {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!(
-                    "a sleeper takes {MAX_DESCRIPTORS} descriptors, {} were given",
-                    descriptors.len()
-                ),
-            ));
-        }
+        Sleeper::on(WatchedDescriptors::new(descriptors)?)
+    }
+
+    /// Creates a sleeper for descriptors that it shares with others.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub fn on(watched: Arc<WatchedDescriptors>) -> io::Result<Sleeper> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let descriptors = descriptors
-            .iter()
-            .map(BorrowedFd::try_clone_to_owned)
-            .collect::<io::Result<_>>()?;
         let timer = timerfd_create(
             TimerfdClockId::Monotonic,
             TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
         )?;
         Ok(Sleeper {
-            descriptors,
+            watched,
             bell,
             timer,
             set_for: Mutex::new(None),
@@ -130,10 +169,11 @@ impl Sleeper {
     /// One `ppoll` call; returns `TimedOut` also when only the timer has fired.
     fn poll_once(&self, with_timer: bool, timeout: Option<Duration>) -> io::Result<WakeReason> {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        let bell = self.descriptors.len();
+        let descriptors = self.watched.current();
+        let bell = descriptors.len();
         let count = bell + 1 + usize::from(with_timer);
         let mut polled: [PollFd<'_>; MAX_DESCRIPTORS + 2] = std::array::from_fn(|index| {
-            let descriptor = match self.descriptors.get(index) {
+            let descriptor = match descriptors.get(index) {
                 Some(descriptor) => descriptor,
                 None if index == bell => &self.bell,
                 None => &self.timer,
@@ -256,6 +296,33 @@ mod tests {
             sleeper.sleep(Some(Duration::ZERO)).unwrap(),
             WakeReason::TimedOut
         );
+    }
+
+    #[test]
+    fn a_woken_sleeper_waits_for_the_descriptors_that_replaced_the_former_ones() {
+        let pipes = [(); 2].map(|()| rustix::pipe::pipe().unwrap());
+        let [(former, former_end), (reader, end)] = &pipes;
+        let watched = WatchedDescriptors::new(&[former.as_fd()]).unwrap();
+        let sleepers = [(); 2].map(|()| Sleeper::on(Arc::clone(&watched)).unwrap());
+        std::thread::scope(|scope| {
+            let wakers = sleepers.each_ref().map(Sleeper::waker);
+            for sleeper in &sleepers {
+                scope.spawn(|| {
+                    let mut reason = sleeper.sleep(None).unwrap();
+                    while reason == WakeReason::Waker {
+                        reason = sleeper.sleep(None).unwrap();
+                    }
+                    assert_eq!(reason, WakeReason::Readable);
+                });
+            }
+            watched.replace(&[reader.as_fd()]).unwrap();
+            wakers.iter().for_each(Waker::wake);
+            rustix::io::write(end, b"x").unwrap();
+        });
+        rustix::io::read(reader, &mut [0; 1]).unwrap();
+        rustix::io::write(former_end, b"x").unwrap();
+        let slept = sleepers[0].sleep(Some(Duration::ZERO)).unwrap();
+        assert_eq!(slept, WakeReason::TimedOut);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::address::NodeId;
 use crate::envelope::Header;
 use crate::hosts::Hosts;
 use crate::net::any_like;
-use crate::registry::{self, QUERY_BYTES, Registry, Response};
+use crate::registry::{self, QUERY_BYTES, Registry, Response, Vitality};
 
 /// First pause between two attempts; doubled after each.
 const FIRST_PAUSE_NS: u64 = 20_000_000;
@@ -27,7 +27,9 @@ const GIVE_UP_NS: u64 = 5_000_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The process is running.
-    Lives,
+    Runs,
+    /// The process is stopped or frozen, so it cannot answer.
+    Stopped,
     /// The process has ended.
     Ended,
 }
@@ -93,9 +95,10 @@ impl<P: Copy + PartialEq> LivenessProber<P> {
         now_ns: u64,
     ) -> Option<Verdict> {
         if node == self.registry.node() {
-            return match self.registry.is_alive(incarnation) {
-                Ok(true) => Some(Verdict::Lives),
-                Ok(false) => Some(Verdict::Ended),
+            return match self.registry.vitality(incarnation) {
+                Ok(Vitality::Runs) => Some(Verdict::Runs),
+                Ok(Vitality::Stopped) => Some(Verdict::Stopped),
+                Ok(Vitality::Ended) => Some(Verdict::Ended),
                 Err(error) => {
                     tracing::warn!(%error, "cannot find out whether a silent process still runs");
                     None
@@ -198,7 +201,8 @@ impl<P: Copy + PartialEq> LivenessProber<P> {
                 };
                 let is_expected = opened.header.from == self.queries[position].node;
                 let verdict = match response {
-                    Response::Alive if is_expected => Some(Verdict::Lives),
+                    Response::Alive if is_expected => Some(Verdict::Runs),
+                    Response::Stopped if is_expected => Some(Verdict::Stopped),
                     Response::Ended if is_expected => Some(Verdict::Ended),
                     Response::WrongNode if !is_expected => None,
                     _ => continue,

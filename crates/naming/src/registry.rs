@@ -46,10 +46,12 @@ mod job_dir;
 mod messages;
 mod own_key;
 mod owner;
+mod pause;
 mod probe;
 mod report;
 mod resolve;
 mod responder;
+mod rewritten;
 mod search;
 mod sweep;
 
@@ -95,6 +97,17 @@ pub struct Ports {
     /// A random number drawn when the process registered. Another process, or the same program
     /// started again, has a different one.
     pub incarnation: u64,
+}
+
+/// State of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vitality {
+    /// It is running, or waiting for something.
+    Runs,
+    /// It is alive, but stopped or frozen; or whether it is cannot be seen from here.
+    Stopped,
+    /// No living process has the incarnation.
+    Ended,
 }
 
 /// A running process that owns an endpoint.
@@ -365,7 +378,7 @@ impl Registry {
                 name,
                 pid: std::process::id(),
                 claims: Mutex::new(0),
-                _locked: file,
+                locked: Mutex::new(vec![file]),
             }),
         })
     }
@@ -388,7 +401,15 @@ impl Registry {
     /// # Errors
     /// The directory cannot be read.
     pub fn is_alive(&self, incarnation: u64) -> Result<bool, RegistryError> {
-        sweep::is_alive(&self.folder, incarnation)
+        Ok(self.vitality(incarnation)? != Vitality::Ended)
+    }
+
+    /// State of the process of this node with this incarnation.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn vitality(&self, incarnation: u64) -> Result<Vitality, RegistryError> {
+        sweep::vitality(&self.folder, incarnation)
     }
 
     /// The socket for shared memory connections to a process.
@@ -493,8 +514,9 @@ struct Registered {
     pid: u32,
     /// Number of endpoints claimed.
     claims: Mutex<u32>,
-    /// Closing the last copy of this file description releases the lock.
-    _locked: File,
+    /// Closing the last copy of a file description releases its lock. Those of former files stay
+    /// locked: a process that is reading one must not take it for that of a dead owner.
+    locked: Mutex<Vec<File>>,
 }
 
 impl Registration {
@@ -561,6 +583,21 @@ impl Registration {
             link,
             endpoint,
         })
+    }
+
+    /// The process has other addresses from now on. Its endpoints and incarnation stay.
+    ///
+    /// # Errors
+    /// The owner file cannot be written; the former one stays.
+    pub fn set_ports(&self, ports: Ports) -> Result<(), RegistryError> {
+        let registered = &self.inner;
+        let file = owner::replace(&registered.registry.folder, &registered.name, &ports)?;
+        let mut locked = registered
+            .locked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        locked.push(file);
+        Ok(())
     }
 
     /// Returns the registry that has this entry.

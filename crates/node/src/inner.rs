@@ -1,6 +1,6 @@
 //! State shared by all handles of a node.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dipole_link::fork::ForkMark;
@@ -21,13 +21,14 @@ pub(crate) struct Inner {
     pub(crate) driver: Arc<Driver<ProcessState>>,
     pub(crate) config: Config,
     pub(crate) registration: Registration,
-    pub(crate) ports: Ports,
+    /// They change when an address of the process does.
+    pub(crate) ports: Arc<Mutex<Ports>>,
     /// Answers other nodes' queries for endpoints of this node.
-    pub(crate) _directory: Option<Directory>,
+    pub(crate) _directory: Option<Arc<Directory>>,
     pub(crate) fork: ForkMark,
     pub(crate) progress: Arc<ProgressThread>,
     pub(crate) control: Control,
-    /// With several interfaces.
+    /// Unless the process is only on a loopback address.
     pub(crate) follower: Option<AddressFollower>,
     pub(crate) profiles: Profiles,
 }
@@ -37,6 +38,10 @@ impl Inner {
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.fork.is_child()
+    }
+
+    pub(crate) fn ports(&self) -> Ports {
+        *self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts the thread that steps the engine while no call is active.

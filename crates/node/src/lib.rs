@@ -72,6 +72,7 @@ pub use dipole_link::fault::Plan as FaultPlan;
 pub use dipole_link::shm::ShmStats;
 pub use dipole_link::sys::{InterfaceAddress, interface_addresses};
 pub use dipole_link::udp::PortRange;
+pub use dipole_link::{netlink, successors};
 pub use dipole_model::Choices;
 pub use dipole_naming::bind::bind_address;
 pub use dipole_naming::environment::{default_runtime_dir, profile_dir, trace_dir, variable};

@@ -5,5 +5,5 @@ mod follow;
 mod open;
 
 pub(crate) use choice::LinkChoice;
-pub(crate) use follow::AddressFollower;
+pub(crate) use follow::{AddressFollower, AddressPublisher};
 pub(crate) use open::open_link;

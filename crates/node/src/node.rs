@@ -1,6 +1,6 @@
 //! A process's node: its links, its registry entry, and its endpoints.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dipole_link::fork::ForkMark;
@@ -18,7 +18,7 @@ use crate::inner::Inner;
 use crate::landed::Landed;
 use crate::layer::LayerCounter;
 use crate::limits::{LIMITS_FILE, UserLimits};
-use crate::links::{AddressFollower, open_link};
+use crate::links::{AddressFollower, AddressPublisher, open_link};
 use crate::port::{ActivePort, PortContext};
 use crate::process::ProcessState;
 use crate::profiles::Profiles;
@@ -90,23 +90,27 @@ impl Node {
         let profiles = Profiles::open(config.profile_dir.as_deref(), packets);
         engine.apply_profile(profiles.choices(true), profiles.choices(false));
         engine.allow_exports().map_err(OpenError::Sleep)?;
-        let state = ProcessState::new(engine, edges);
+        let state = ProcessState::new(engine, edges).map_err(OpenError::Sleep)?;
         let driver = Driver::new(state, clock, config.spin).map_err(OpenError::Sleep)?;
         let driver = Arc::new(driver);
         settle_answers(&driver);
         let directory = match config.hosts.get(config.node) {
-            Some(host) if !config.hosts.is_local_only() => {
-                Some(Directory::start(&registry, host.directories()).map_err(failed)?)
-            }
+            Some(host) if !config.hosts.is_local_only() => Some(Arc::new(
+                Directory::start(&registry, host.directories()).map_err(failed)?,
+            )),
             _ => None,
         };
         let progress = Arc::new(ProgressThread::default());
         let control = Control::start(&registry, &config, incarnation, choice, &driver, &progress)
             .map_err(OpenError::Sleep)?;
-        let follower = match config.interfaces.is_empty() {
-            true => None,
-            false => Some(AddressFollower::start(&driver).map_err(OpenError::Sleep)?),
+        let ports = Arc::new(Mutex::new(ports));
+        let publisher = AddressPublisher {
+            registration: registration.clone(),
+            directory: directory.clone(),
+            ports: Arc::clone(&ports),
         };
+        let follower = AddressFollower::start_if_needed(&driver, &config, publisher)
+            .map_err(OpenError::Sleep)?;
         let fork = ForkMark::new().map_err(OpenError::Sleep)?;
         Ok(Node {
             inner: Arc::new(Inner {
@@ -140,7 +144,7 @@ impl Node {
     /// This process's ports, for peers that do not use a directory: [`Endpoint::edge_at`].
     #[must_use]
     pub fn ports(&self) -> Ports {
-        self.inner.ports
+        self.inner.ports()
     }
 
     /// A counter of the layer above, which tools show under this name.

@@ -4,11 +4,12 @@
 //! are stepped together.
 
 use std::io;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use dipole_driver::{Polled, Ready, Stepper, WaitKey};
 use dipole_engine::{AnyLink, Engine, Message, PortRef, QueueRef, Reader, Target};
-use dipole_link::wait::Sleeper;
+use dipole_link::wait::{Sleeper, WatchedDescriptors};
 use dipole_proto::{Instant, PeerId};
 
 use crate::address::Address;
@@ -35,6 +36,8 @@ pub(crate) struct ProcessState {
     pub(crate) receives: PostedReceives,
     pub(crate) layer: LayerCounters,
     waits: Waits,
+    /// The engine's descriptors.
+    watched: Arc<WatchedDescriptors>,
     /// When the process opened its node, in seconds since 1970.
     started_s: u64,
     /// Time of the last step.
@@ -47,8 +50,12 @@ pub(crate) struct ProcessState {
 const PUBLISH_NS: u64 = 250_000_000;
 
 impl ProcessState {
-    pub(crate) fn new(engine: Engine, edges: EdgeTable) -> ProcessState {
-        ProcessState {
+    /// # Errors
+    /// No descriptors are left.
+    pub(crate) fn new(engine: Engine, edges: EdgeTable) -> io::Result<ProcessState> {
+        let watched = WatchedDescriptors::new(&engine.descriptors())?;
+        Ok(ProcessState {
+            watched,
             engine,
             edges,
             targets: TargetTable::default(),
@@ -60,7 +67,21 @@ impl ProcessState {
             started_s: unix_seconds(),
             stepped_at: Instant(0),
             published: 0,
-        }
+        })
+    }
+
+    /// Uses another link for an interface whose address has changed.
+    pub(crate) fn move_interface(&mut self, now: Instant, interface: usize, link: AnyLink) {
+        self.engine.move_interface(now, interface, link);
+        self.advance();
+    }
+
+    /// Lets sleeping threads wait for the present descriptors, as soon as they are woken.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub(crate) fn watch_descriptors(&self) -> io::Result<()> {
+        self.watched.replace(&self.engine.descriptors())
     }
 
     /// Makes an open edge a target of its endpoint; closes the edge of an earlier target with the
@@ -349,7 +370,7 @@ impl Stepper for ProcessState {
     }
 
     fn sleeper(&self) -> io::Result<Sleeper> {
-        Sleeper::new(&self.engine.descriptors())
+        Sleeper::on(Arc::clone(&self.watched))
     }
 
     fn step(&mut self, now: Instant, look_everywhere: bool) -> io::Result<bool> {

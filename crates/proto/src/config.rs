@@ -107,7 +107,19 @@ impl Default for Config {
     }
 }
 
+/// A peer whose process runs is unreachable after silence for this many times `peer_timeout_ns`.
+const UNREACHABLE_TIMEOUTS: u64 = 10;
+/// It is given at least this long, because a busy machine may not run it for seconds.
+const MIN_UNREACHABLE_NS: u64 = 10 * SECOND;
+
 impl Config {
+    /// After this much silence a peer is gone even if a third party confirms that its process is
+    /// running: packets cannot get through.
+    pub(crate) fn unreachable_after_ns(&self) -> u64 {
+        let limit_ns = self.peer_timeout_ns.saturating_mul(UNREACHABLE_TIMEOUTS);
+        limit_ns.max(MIN_UNREACHABLE_NS)
+    }
+
     /// The window that a peer gets before it has sent anything.
     pub(crate) fn hello_window(&self) -> u32 {
         self.window_packets.min(self.session_packets).max(1)

@@ -58,6 +58,8 @@ impl core::hash::Hash for EdgeId {
 pub enum GoneReason {
     /// It owed an answer and sent none within the configured time.
     Silent,
+    /// Its node reports that the process is running, but none of its packets arrive.
+    Unreachable,
     /// It was silent, and its node reports that the process has ended.
     Died,
     /// It sent a Bye.
@@ -110,6 +112,10 @@ impl fmt::Display for GoneReason {
         f.write_str(match self {
             GoneReason::Silent => {
                 "it did not answer in time (DIPOLE_PEER_TIMEOUT_MS sets the limit)"
+            }
+            GoneReason::Unreachable => {
+                "its node reports that it is running, but none of its packets arrive; check the \
+                 addresses in the hosts file, routes and firewalls (`dipole doctor`)"
             }
             GoneReason::Died => "it ended without closing the session (killed or crashed)",
             GoneReason::Closed => "it closed the session",

@@ -344,9 +344,15 @@ impl Machine {
         });
     }
 
-    /// A third party knows that the peer's process is alive, so its silence does not count.
-    pub fn confirm_alive(&mut self, now: Instant, peer: PeerId) {
-        self.with(peer, |session, _| session.confirm_alive(now));
+    /// A third party knows that the peer's process is alive, so its silence does not count. If the
+    /// process `runs` (it is not stopped), the peer is gone nevertheless after ten times
+    /// `peer_timeout_ns`: then packets do not get through.
+    pub fn confirm_alive(&mut self, now: Instant, peer: PeerId, runs: bool) {
+        self.with(peer, |session, _| session.confirm_alive(now, runs));
+        let session = self.session(peer).filter(|_| runs);
+        if session.is_some_and(|session| session.is_unreachable(now, &self.shared)) {
+            self.remove(peer, GoneReason::Unreachable);
+        }
     }
 
     /// A third party knows that the peer's process has ended.
@@ -498,6 +504,7 @@ impl Machine {
             length,
             seal,
             peer: None,
+            any_port: false,
         };
         self.outbox.pop();
         Some(transmit)

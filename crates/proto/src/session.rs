@@ -411,8 +411,13 @@ impl Session {
     }
 
     /// A third party knows that the peer's process is alive.
-    pub(crate) fn confirm_alive(&mut self, now: Instant) {
-        self.liveness.confirm_alive(now);
+    pub(crate) fn confirm_alive(&mut self, now: Instant, runs: bool) {
+        self.liveness.confirm_alive(now, runs);
+    }
+
+    /// True if the peer's process runs, but its packets do not arrive.
+    pub(crate) fn is_unreachable(&self, now: Instant, shared: &Shared) -> bool {
+        self.liveness.is_unreachable(now, &shared.config)
     }
 
     pub(crate) fn watch(&mut self, watched: bool, now: Instant, shared: &Shared) {

@@ -11,7 +11,7 @@ use crate::pool::Pool;
 use crate::send::Slot;
 use crate::stats::{DropReason, Stats};
 use crate::time::Instant;
-use crate::wire::LaneAddress;
+use crate::wire::{Address, LaneAddress};
 
 /// The turn of an edge to send a message longer than its window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +67,8 @@ pub(crate) struct Shared {
     /// Changes whenever an endpoint opens or closes; never zero.
     pub(crate) endpoints_generation: u64,
     pub(crate) events: VecDeque<Event>,
+    /// Peers that have moved, with their former homes. Empty between two calls.
+    pub(crate) moved_homes: Vec<(PeerId, Address)>,
     /// Frames whose units have arrived or are abandoned.
     pub(crate) released: Vec<Slot>,
     pub(crate) stats: Stats,
@@ -94,6 +96,7 @@ impl Shared {
             edges_waiting: false,
             endpoints_generation: 1,
             events: VecDeque::new(),
+            moved_homes: Vec::new(),
             released: Vec::new(),
             stats: Stats::default(),
             processes: 1,

@@ -229,3 +229,108 @@ fn streams_survive_interfaces_that_come_and_go_on_a_lossy_network() {
         assert!(gone, "seed {seed}");
     }
 }
+
+/// Streams until a host has been reached at its new address.
+fn renumber(wire: &mut Wire, stream: &mut Stream, host: usize) {
+    wire.renumber(host);
+    let received = stream.received;
+    let begun = wire.now;
+    let most = stream.sent + 10;
+    let goes_on = wire.run(60 * SECOND, |wire| {
+        stream.step(wire, most);
+        let other = &wire.hosts[1 - host].machine;
+        let lanes = other.peers().flat_map(|peer| other.lanes(peer));
+        let home = wire.hosts[host].home;
+        let mut lanes = lanes.filter(|lane| lane.to.ip == home.ip);
+        stream.received == most && lanes.all(|lane| lane.state == LaneState::Answers)
+    });
+    assert!(goes_on, "{} of {most} arrived", stream.received);
+    assert!(stream.received > received);
+    let took_ns = wire.now.since(begun);
+    assert!(took_ns < 2 * SECOND, "{took_ns} ns");
+}
+
+#[test]
+fn a_stream_follows_hosts_whose_only_address_changes() {
+    for seed in 0..12 {
+        let mut random = Random(seed);
+        let (mut wire, edge) = connected(seed, [&[0], &[0]]);
+        (wire.loss, wire.duplicate, wire.reorder) = (0.01, 0.01, 0.05);
+        let mut stream = Stream::over(edge);
+        for _ in 0..8 {
+            stream.run(&mut wire, random.below(30 * MILLISECOND));
+            renumber(&mut wire, &mut stream, random.below(2) as usize);
+        }
+        stream.finish(&mut wire);
+        let gone = wire.hosts.iter().all(|host| host.gone.is_empty());
+        assert!(gone, "seed {seed}");
+        // A further look-up finds the session at the present address.
+        let known = wire.hosts[0].machine.peers().next();
+        assert_eq!(Some(wire.connect(0, 1)), known, "seed {seed}");
+    }
+}
+
+#[test]
+fn an_idle_peer_follows_a_host_and_another_one_may_take_its_former_address() {
+    let networks: [&[u8]; 3] = [&[0], &[0], &[0]];
+    let mut wire = Wire::with_networks(8, &networks, &Config::default());
+    wire.hosts[1].machine.open_endpoint(7);
+    let peer = wire.connect(0, 1);
+    assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
+    let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
+    wire.run(SECOND, |_| false);
+    let former = wire.hosts[1].home;
+    wire.renumber(1);
+    wire.run(SECOND, |_| false);
+    let now = wire.now;
+    // The session is no longer the one with whatever process is there.
+    let other = wire.hosts[0].machine.connect(now, former, 0);
+    assert_ne!(other.expect("room for a peer"), peer);
+    let mut stream = Stream::over(edge);
+    stream.run(&mut wire, 10 * MILLISECOND);
+    stream.finish(&mut wire);
+    assert!(stream.received > 0 && wire.hosts[0].machine.is_open(peer));
+}
+
+#[test]
+fn a_peer_that_claims_the_address_of_another_host_does_not_get_its_sessions() {
+    let networks: [&[u8]; 3] = [&[0], &[0], &[0]];
+    let mut wire = Wire::with_networks(9, &networks, &Config::default());
+    let liar = wire.connect(0, 1);
+    assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(liar)));
+    let (now, claimed) = (wire.now, wire.lanes_on(2, &[0]));
+    wire.hosts[1].machine.set_lanes(now, &claimed, &[]);
+    wire.run(SECOND, |_| false);
+    let victim = wire.connect(0, 2);
+    assert_ne!(victim, liar);
+    assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(victim)));
+    let now = wire.now;
+    wire.hosts[2].machine.open_endpoint(7);
+    let edge = wire.hosts[0].machine.edge(victim, 3, 7).expect("open");
+    wire.hosts[0]
+        .send(now, edge, b"for host 2")
+        .expect("credit");
+    assert!(wire.run(SECOND, |wire| wire.hosts[2].read(wire.now).is_some()));
+}
+
+#[test]
+fn packets_to_a_peer_behind_nat_leave_from_the_port_that_it_has_sent_to() {
+    let mut wire = Wire::with_networks(12, &[&[0], &[0]], &Config::default());
+    // Its own addresses are on a network that only the NAT reaches.
+    let mut private = wire.lanes_on(0, &[0]);
+    private.iter_mut().for_each(|lane| lane.address.ip[14] = 9);
+    let now = wire.now;
+    wire.hosts[0].machine.set_lanes(now, &private, &[]);
+    wire.watch_sent = Some(|host, _, transmit| {
+        let is_behind_nat = host.machine.config().node == 1;
+        assert!(is_behind_nat || !transmit.any_port, "{transmit:?}");
+    });
+    wire.hosts[1].machine.open_endpoint(7);
+    let peer = wire.connect(0, 1);
+    assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
+    let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
+    let mut stream = Stream::over(edge);
+    stream.run(&mut wire, 50 * MILLISECOND);
+    let took_ns = stream.finish(&mut wire);
+    assert!(stream.received > 100 && took_ns < SECOND, "{took_ns} ns");
+}

@@ -257,7 +257,7 @@ fn a_silent_peer_stays_while_a_third_party_vouches_for_it() {
     for count in 1..=10 {
         assert!(wire.run(2 * SECOND, |wire| wire.hosts[0].quiet.len() == count));
         let now = wire.now;
-        wire.hosts[0].machine.confirm_alive(now, edge.peer);
+        wire.hosts[0].machine.confirm_alive(now, edge.peer, false);
     }
     assert!(wire.hosts[0].gone.is_empty());
     wire.hosts[0].machine.give_up(edge.peer);
@@ -265,6 +265,29 @@ fn a_silent_peer_stays_while_a_third_party_vouches_for_it() {
     assert_eq!(wire.hosts[0].gone[0].1, GoneReason::Died);
     let total = wire.hosts[0].machine.config().frames as usize;
     assert_eq!(wire.hosts[0].pool.free(), total, "every frame was released");
+}
+
+#[test]
+fn a_running_peer_whose_packets_never_arrive_is_unreachable_after_ten_time_outs() {
+    let (mut wire, edge) = connected(19, &Config::default());
+    wire.loss = 1.0;
+    let begun = wire.now;
+    wire.hosts[0].send(begun, edge, b"hello?").expect("credit");
+    let limit_ns = 10 * wire.hosts[0].machine.config().peer_timeout_ns;
+    let mut count = 0;
+    while wire.hosts[0].gone.is_empty() {
+        count += 1;
+        assert!(wire.run(2 * SECOND, |wire| wire.hosts[0].quiet.len() == count));
+        let now = wire.now;
+        wire.hosts[0].machine.confirm_alive(now, edge.peer, true);
+        wire.run(0, |_| true);
+    }
+    assert_eq!(wire.hosts[0].gone[0].1, GoneReason::Unreachable);
+    let took_ns = wire.now.since(begun);
+    assert!(
+        (limit_ns..limit_ns + 2 * SECOND).contains(&took_ns),
+        "{took_ns} ns"
+    );
 }
 
 #[test]

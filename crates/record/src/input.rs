@@ -109,8 +109,8 @@ pub enum Input<'a> {
     Acknowledge(PeerId),
     /// `watch`.
     Watch(PeerId, bool),
-    /// `confirm_alive`.
-    ConfirmAlive(PeerId),
+    /// `confirm_alive`: the process runs, or is stopped.
+    ConfirmAlive(PeerId, bool),
     /// `give_up`.
     GiveUp(PeerId),
     /// `open_endpoint`.

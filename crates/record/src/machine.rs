@@ -284,9 +284,9 @@ impl RecordedMachine {
     }
 
     /// See [`Machine::confirm_alive`].
-    pub fn confirm_alive(&mut self, now: Instant, peer: PeerId) {
-        self.machine.confirm_alive(now, peer);
-        self.note(|it| it.push_at(now, &Input::ConfirmAlive(peer)));
+    pub fn confirm_alive(&mut self, now: Instant, peer: PeerId, runs: bool) {
+        self.machine.confirm_alive(now, peer, runs);
+        self.note(|it| it.push_at(now, &Input::ConfirmAlive(peer, runs)));
     }
 
     /// See [`Machine::give_up`].

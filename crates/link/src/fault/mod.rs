@@ -116,6 +116,11 @@ impl<L: Link> Fault<L> {
         &self.inner
     }
 
+    /// Returns the wrapped link, to change it.
+    pub fn inner_mut(&mut self) -> &mut L {
+        &mut self.inner
+    }
+
     /// Returns the counters since the link was opened.
     pub fn stats(&self) -> FaultStats {
         self.stats

@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -117,6 +117,21 @@ impl Directory {
             },
         );
         Ok(Directory { service })
+    }
+
+    /// An interface has another address from now on: queries are answered there.
+    pub fn move_address(&self, from: IpAddr, to: IpAddr) {
+        let mut binds = self
+            .service
+            .binds
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for bind in binds.0.iter_mut().filter(|bind| bind.ip() == from) {
+            bind.set_ip(to);
+        }
+        drop(binds);
+        // The thread binds the addresses again.
+        let _ = rustix::io::write(&self.service.wake, &1_u64.to_ne_bytes());
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use super::folder::{failed, names};
-use super::{Owner, Registry, RegistryError};
+use super::{Owner, Registry, RegistryError, rewritten};
 use crate::address::{Address, EndpointId};
 
 /// A watcher that has not touched the file for this time is gone.
@@ -146,7 +146,7 @@ impl EdgeStatsFile {
     pub fn write(&mut self, edges: impl Iterator<Item = EdgeTraffic>) -> io::Result<()> {
         let edges: Vec<EdgeTraffic> = edges.collect();
         let bytes = postcard::to_allocvec(&edges).map_err(io::Error::other)?;
-        super::report::put(&self.path, &bytes)?;
+        rewritten::write(&self.path, &bytes)?;
         self.written = true;
         Ok(())
     }
@@ -162,7 +162,7 @@ impl Drop for EdgeStatsFile {
 
 /// Edges in a statistics file; none if it does not exist or is malformed.
 fn read(path: &Path) -> Vec<EdgeTraffic> {
-    let bytes = std::fs::read(path).unwrap_or_default();
+    let bytes = rewritten::read(path).unwrap_or_default();
     postcard::from_bytes(&bytes).unwrap_or_default()
 }
 

@@ -36,7 +36,7 @@ pub enum Response {
     Found(Ports),
     /// No process has the endpoint open.
     NoSuchEndpoint,
-    /// The process runs, whether it makes progress or not.
+    /// The process runs.
     Alive,
     /// No live process has that incarnation.
     Ended,
@@ -44,6 +44,8 @@ pub enum Response {
     Present(Presence),
     /// This address belongs to another node: the hosts file is wrong.
     WrongNode,
+    /// The process is alive, but stopped (by a signal or a debugger) or frozen.
+    Stopped,
 }
 
 impl Message for Response {
@@ -111,7 +113,7 @@ mod tests {
         })
     }
 
-    fn responses() -> [Response; 7] {
+    fn responses() -> [Response; 8] {
         let longest = "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535";
         [
             found(longest, longest),
@@ -124,6 +126,7 @@ mod tests {
                 version: [u16::MAX; 3],
             }),
             Response::WrongNode,
+            Response::Stopped,
         ]
     }
 

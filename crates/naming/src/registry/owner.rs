@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::folder::failed;
-use super::{Owner, Ports, RegistryError, is_locked, random_number};
+use super::{Owner, Ports, RegistryError, Vitality, is_locked, pause, random_number};
 
 /// Longest command line that is stored, in characters.
 const MAX_COMMAND_CHARS: usize = 200;
@@ -25,6 +25,13 @@ pub(super) fn create(folder: &Path, ports: &Ports) -> Result<(String, File), Reg
     let pid = std::process::id();
     let random = random_number().map_err(failed("naming an owner in", folder))?;
     let name = format!("owner-{pid}-{random:016x}");
+    let file = replace(folder, &name, ports)?;
+    Ok((name, file))
+}
+
+/// Writes and locks the file of this process in place of an earlier one, which must stay locked.
+pub(super) fn replace(folder: &Path, name: &str, ports: &Ports) -> Result<File, RegistryError> {
+    let pid = std::process::id();
     let path = folder.join(format!("{NEW_PREFIX}{name}"));
     let mut file = OpenOptions::new()
         .read(true)
@@ -47,12 +54,12 @@ pub(super) fn create(folder: &Path, ports: &Ports) -> Result<(String, File), Reg
     postcard::to_allocvec(&record)
         .map_err(io::Error::other)
         .and_then(|bytes| file.write_all(&bytes))
-        .and_then(|()| std::fs::rename(&path, folder.join(&name)))
+        .and_then(|()| std::fs::rename(&path, folder.join(name)))
         .inspect_err(|_| {
             let _ = std::fs::remove_file(&path);
         })
         .map_err(failed("writing", &path))?;
-    Ok((name, file))
+    Ok(file)
 }
 
 /// Reads an owner file, if its owner lives.
@@ -81,6 +88,18 @@ pub(super) fn is_alive(path: &Path) -> Result<bool, RegistryError> {
         Ok(record) => Ok(record.is_some()),
         // The file is locked, so its owner lives and it must not be removed.
         Err(RegistryError::Corrupt { .. }) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// State of the process of this file.
+pub(super) fn vitality(path: &Path) -> Result<Vitality, RegistryError> {
+    match living(path) {
+        Ok(None) => Ok(Vitality::Ended),
+        Ok(Some(record)) if record.may_pause() => Ok(Vitality::Stopped),
+        Ok(Some(_)) => Ok(Vitality::Runs),
+        // The file is locked, so its owner lives, but which process that is is unknown.
+        Err(RegistryError::Corrupt { .. }) => Ok(Vitality::Stopped),
         Err(error) => Err(error),
     }
 }
@@ -129,6 +148,11 @@ impl Record {
             return Ok(true);
         }
         Ok(start_time(self.owner.pid)? == Some(self.started))
+    }
+
+    /// True if the process is stopped or frozen, or if that is unknown.
+    fn may_pause(&self) -> bool {
+        self.namespace == 0 || self.namespace != pid_namespace() || pause::is_paused(self.owner.pid)
     }
 }
 

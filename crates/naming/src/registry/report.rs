@@ -1,23 +1,17 @@
 //! Reports of each process for operators: its counters, and its links to peers.
 //!
-//! A process replaces both files regularly. They are named after its incarnation and encoded with
+//! A process rewrites both files regularly. They are named after its incarnation and encoded with
 //! postcard. [`report`] reads them and changes nothing, so it also works for a process that hangs,
 //! and for one that has died, until the next process that opens the registry removes its files.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use super::folder::{failed, names};
-use super::{COUNTERS_PREFIX, LINKS_PREFIX, Owner, Registry, RegistryError, owner};
+use super::{COUNTERS_PREFIX, LINKS_PREFIX, Owner, Registry, RegistryError, owner, rewritten};
 use crate::address::{EndpointId, NodeId};
-
-/// Longer reports are not read.
-const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// Link of a process to a peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,32 +136,7 @@ impl ProcessReport {
 
 /// Reads a report file; `None` if it does not exist or is malformed.
 fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Option<T> {
-    // Root reads files of other users: symbolic links are not followed, pipes do not block.
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(flags.cast_signed())
-        .open(path)
-        .ok()?;
-    let is_file = file.metadata().ok()?.mode() & 0o170_000 == 0o100_000;
-    let mut bytes = Vec::new();
-    is_file
-        .then(|| file.take(MAX_FILE_BYTES).read_to_end(&mut bytes))?
-        .ok()?;
-    postcard::from_bytes(&bytes).ok()
-}
-
-/// Replaces a file atomically, so that readers never see a part of it.
-pub(super) fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let fresh = path.with_extension("new");
-    let mut file: File = OpenOptions::new()
-        .create(true)
-        .write(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&fresh)?;
-    file.write_all(bytes)?;
-    std::fs::rename(&fresh, path)
+    postcard::from_bytes(&rewritten::read(path)?).ok()
 }
 
 /// The report files of a process, which are removed when this is dropped.
@@ -210,7 +179,7 @@ impl ReportFiles {
     fn write(&self, path: &Path, what: &(impl Serialize + ?Sized)) -> Result<(), RegistryError> {
         postcard::to_allocvec(what)
             .map_err(io::Error::other)
-            .and_then(|bytes| put(path, &bytes))
+            .and_then(|bytes| rewritten::write(path, &bytes))
             .map_err(failed("writing", path))
     }
 }
@@ -229,6 +198,8 @@ impl Drop for ReportFiles {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::MetadataExt;
+
     use crate::registry::Ports;
 
     fn link() -> LinkUse {
@@ -290,7 +261,7 @@ mod tests {
     fn neither_a_link_nor_a_pipe_is_read() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
-        put(&file, &postcard::to_allocvec(&[link()]).unwrap()).unwrap();
+        rewritten::write(&file, &postcard::to_allocvec(&[link()]).unwrap()).unwrap();
         assert_eq!(read::<[LinkUse; 1]>(&file), Some([link()]));
         let symlink = directory.path().join("symlink");
         std::os::unix::fs::symlink(&file, &symlink).unwrap();

@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::Registry;
 use super::messages::{Presence, Query, Response};
 use super::probe::forbid_fragments;
+use super::{Registry, Vitality};
 use crate::address::EndpointId;
 use crate::envelope::{EnvelopeError, Header, Message};
 
@@ -143,9 +143,10 @@ impl Responder {
     }
 
     fn liveness(&self, incarnation: u64) -> Option<Response> {
-        match self.registry.is_alive(incarnation) {
-            Ok(true) => Some(Response::Alive),
-            Ok(false) => Some(Response::Ended),
+        match self.registry.vitality(incarnation) {
+            Ok(Vitality::Runs) => Some(Response::Alive),
+            Ok(Vitality::Stopped) => Some(Response::Stopped),
+            Ok(Vitality::Ended) => Some(Response::Ended),
             Err(error) => {
                 tracing::warn!(%error, "cannot answer a liveness query of another node");
                 None

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::folder::{names, remove};
-use super::{COUNTERS_PREFIX, EDGES_PREFIX, LINKS_PREFIX, RegistryError, SOCKET_PREFIX, owner};
+use super::{
+    COUNTERS_PREFIX, EDGES_PREFIX, LINKS_PREFIX, RegistryError, SOCKET_PREFIX, Vitality, owner,
+};
 
 /// Prefixes of file names that end with an incarnation.
 const INCARNATE: [&str; 4] = [SOCKET_PREFIX, EDGES_PREFIX, COUNTERS_PREFIX, LINKS_PREFIX];
@@ -12,19 +14,21 @@ const INCARNATE: [&str; 4] = [SOCKET_PREFIX, EDGES_PREFIX, COUNTERS_PREFIX, LINK
 /// Age at which an owner file that was not completed is removed.
 const ABANDONED: Duration = Duration::from_secs(60);
 
-/// True if a live owner has this incarnation, or may have it because its file is unreadable.
-pub(super) fn is_alive(folder: &Path, incarnation: u64) -> Result<bool, RegistryError> {
+/// State of the process with this incarnation. An owner whose file is unreadable may be it.
+pub(super) fn vitality(folder: &Path, incarnation: u64) -> Result<Vitality, RegistryError> {
     let wanted = format!("{incarnation:016x}");
     for name in names(folder)? {
         let path = folder.join(&name);
         if name.starts_with("owner-")
             && owner::incarnation(&path).is_none_or(|found| found == wanted)
-            && owner::is_alive(&path)?
         {
-            return Ok(true);
+            match owner::vitality(&path)? {
+                Vitality::Ended => {}
+                state => return Ok(state),
+            }
         }
     }
-    Ok(false)
+    Ok(Vitality::Ended)
 }
 
 /// True if the process that wrote this file must have died meanwhile.

@@ -246,13 +246,48 @@ fn a_process_killed_while_claiming_holds_up_no_other() {
 }
 
 #[test]
+fn a_process_that_moves_keeps_its_endpoints_and_is_never_taken_for_dead() {
+    let folder = tempfile::tempdir().unwrap();
+    let registry = registry(folder.path());
+    let registration = registry.register(ports(1)).unwrap();
+    let claim = registration.claim(EndpointId(7)).unwrap();
+    let ends = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut reads = 0;
+            while !ends.load(Ordering::SeqCst) || reads == 0 {
+                let owner = registry.lookup(EndpointId(7)).unwrap();
+                assert_eq!(owner.unwrap().ports.incarnation, 1);
+                assert_eq!(registry.vitality(1).unwrap(), Vitality::Runs);
+                reads += 1;
+            }
+        });
+        for number in 2000..2050 {
+            let mut moved = ports(1);
+            moved.small.set_port(number);
+            registration.set_ports(moved).unwrap();
+            let owner = registry.lookup(EndpointId(7)).unwrap().unwrap();
+            assert_eq!(owner.ports, moved);
+        }
+        ends.store(true, Ordering::SeqCst);
+        reader.join().unwrap();
+    });
+    registry.sweep().unwrap();
+    assert!(registry.lookup(EndpointId(7)).unwrap().is_some());
+    drop((claim, registration));
+    assert_eq!(registry.vitality(1).unwrap(), Vitality::Ended);
+}
+
+#[test]
 fn a_forked_child_that_outlives_its_parent_does_not_keep_the_claim() {
     const NAME: &str = "a_forked_child_that_outlives_its_parent_does_not_keep_the_claim";
     if let Some(folder) = as_child() {
         let registration = registry(&folder).register(ports(1)).unwrap();
         let _claim = registration.claim(EndpointId(7)).unwrap();
         // The result of a fork: another process with the same open file description.
-        let shared = registration.inner._locked.try_clone().unwrap();
+        let shared = registration.inner.locked.lock().unwrap()[0]
+            .try_clone()
+            .unwrap();
         let mut heir = Command::new("sleep")
             .arg("1000")
             .stdin(Stdio::from(shared))

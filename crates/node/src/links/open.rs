@@ -1,5 +1,8 @@
 //! Opens the links that the configuration requests and the machine permits.
 
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+
 use dipole_bpf::grant::GrantError;
 use dipole_bpf::{Bpf, BpfError, BpfOptions, FastPath, has_capabilities};
 use dipole_engine::AnyLink;
@@ -18,17 +21,7 @@ use dipole_driver::Clock;
 /// injection.
 pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<(AnyLink, LinkChoice), OpenError> {
     let mut choice = LinkChoice::new(config);
-    let directory = config.hosts.get(config.node).map(Host::directory);
-    let ports = match (config.ports, directory) {
-        (Some(ports), Some(directory)) => Some(ports.without(directory.port())),
-        (ports, _) => ports,
-    };
-    let options = UdpOptions {
-        ports,
-        join_small: true,
-        busy_poll: config.busy_poll,
-        ..UdpOptions::default()
-    };
+    let options = udp_options(config);
     let failed = |cause: UdpError| {
         if let UdpError::NoPort { ip, ports } = cause {
             return OpenError::NoPort { bind: ip, ports };
@@ -97,8 +90,51 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<(AnyLink, LinkC
     Ok((link, choice))
 }
 
+fn udp_options(config: &Config) -> UdpOptions {
+    let directory = config.hosts.get(config.node).map(Host::directory);
+    let ports = match (config.ports, directory) {
+        (Some(ports), Some(directory)) => Some(ports.without(directory.port())),
+        (ports, _) => ports,
+    };
+    UdpOptions {
+        ports,
+        join_small: true,
+        busy_poll: config.busy_poll,
+        ..UdpOptions::default()
+    }
+}
+
+/// Opens the link of an interface whose address has changed, with the same ports if they are free
+/// there.
+///
+/// # Errors
+/// The address is not usable now.
+pub(super) fn open_interface(
+    config: &Config,
+    ip: IpAddr,
+    former: [SocketAddr; 2],
+) -> Result<AnyLink, UdpError> {
+    let options = udp_options(config);
+    let [small_port, bulk_port] = former.map(|address| address.port());
+    let same = UdpOptions {
+        small_port,
+        bulk_port,
+        ..options.clone()
+    };
+    let is_taken = |cause: &UdpError| matches!(cause, UdpError::Bind { source, .. } if source.kind() == ErrorKind::AddrInUse);
+    let udp = match Udp::bind(ip, &same) {
+        Err(cause) if is_taken(&cause) => Udp::bind(ip, &options)?,
+        bound => bound?,
+    };
+    let (link, refused) = add_fast_path(udp, config);
+    if let Some(cause) = refused.filter(|_| config.links == Links::Bpf) {
+        tracing::warn!("small packets to and from {ip} use UDP sockets: {cause}");
+    }
+    Ok(link)
+}
+
 /// Logs which addresses are missing now.
-fn warn_of_absent(link: &Multihomed<AnyLink>, addresses: &[std::net::IpAddr]) {
+fn warn_of_absent(link: &Multihomed<AnyLink>, addresses: &[IpAddr]) {
     for (index, address) in addresses.iter().enumerate() {
         if !link.is_in_use(index) {
             tracing::warn!(

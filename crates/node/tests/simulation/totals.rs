@@ -93,7 +93,7 @@ impl Totals {
 
     pub fn add_gone(&mut self, reason: GoneReason) {
         let index = match reason {
-            GoneReason::Silent => 0,
+            GoneReason::Silent | GoneReason::Unreachable => 0,
             GoneReason::Closed => 1,
             GoneReason::Restarted => 2,
             GoneReason::Reset(_) => 3,

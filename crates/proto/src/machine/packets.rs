@@ -164,7 +164,21 @@ impl Machine {
             session.is_ready = true;
             self.ready.push_back(session_index(peer));
         }
+        if !self.shared.moved_homes.is_empty() {
+            self.index_moved_homes();
+        }
         taken
+    }
+
+    /// Lets look-ups find peers by the addresses to which they have moved.
+    #[cold]
+    fn index_moved_homes(&mut self) {
+        for (peer, former) in core::mem::take(&mut self.shared.moved_homes) {
+            if let Some(session) = self.peers.session(peer) {
+                self.index
+                    .move_home(former, session.remote.home, session_index(peer));
+            }
+        }
     }
 
     fn malformed(&mut self, error: Malformed) -> DropReason {

@@ -202,7 +202,19 @@ impl PeerIndex {
             self.by_incarnation.remove(&remote.incarnation);
         }
         self.by_connection.remove(&(remote.connection, index));
-        self.by_home.remove(&remote.home);
+        self.leave_home(remote.home, index);
+    }
+
+    /// A session has another home than before. One that is known there already keeps it.
+    pub(super) fn move_home(&mut self, from: Address, to: Address, index: u32) {
+        self.leave_home(from, index);
+        self.by_home.entry(to).or_insert(index);
+    }
+
+    fn leave_home(&mut self, home: Address, index: u32) {
+        if self.by_home.get(&home) == Some(&index) {
+            self.by_home.remove(&home);
+        }
     }
 
     /// The session with the process at this address.
@@ -248,5 +260,25 @@ mod tests {
         assert_eq!(index.of_process(9), Some(4));
         assert!(index.of_connection(7).eq([4]));
         assert_eq!(index.of_process(0), None);
+    }
+
+    #[test]
+    fn a_session_that_moves_is_found_at_its_new_home_unless_another_one_is_there() {
+        let mut index = PeerIndex::default();
+        let home = |port| Address { ip: [1; 16], port };
+        index.insert_home(home(1), 3);
+        index.insert_home(home(2), 4);
+        index.move_home(home(1), home(5), 3);
+        assert_eq!(
+            (index.at_home(home(1)), index.at_home(home(5))),
+            (None, Some(3))
+        );
+        index.move_home(home(5), home(2), 3);
+        let moved = Remote {
+            home: home(2),
+            ..Remote::default()
+        };
+        index.remove(&moved, 3);
+        assert_eq!(index.at_home(home(2)), Some(4));
     }
 }

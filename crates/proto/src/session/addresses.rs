@@ -189,6 +189,21 @@ impl Session {
         }
     }
 
+    /// The peer has answered at the address of this lane. If it no longer listens where the handshake
+    /// found it, that becomes its home, so that further look-ups find this session, and a process that
+    /// takes over the former address does not. Behind NAT the peer's own addresses lead nowhere.
+    pub(super) fn move_home(&mut self, index: usize, shared: &mut Shared) {
+        let (lane, home) = (&self.lanes[index], self.remote.home);
+        let is_home = |lane: &Lane| {
+            !lane.bulk && lane.to.ip == home.ip && lane.path.state() != LaneState::Missing
+        };
+        if lane.bulk || self.paths.announcements.is_translated || self.lanes.iter().any(is_home) {
+            return;
+        }
+        self.remote.home = lane.to;
+        shared.moved_homes.push((self.id, home));
+    }
+
     /// Sends what is in flight on a lane on others. Nothing is known of its new address, if it has one.
     fn leave_lane(&mut self, index: usize) {
         let lane = &mut self.lanes[index];

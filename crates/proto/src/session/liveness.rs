@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Liveness {
     /// Since when the peer has owed a reply; `None` while it owes none.
     owed_since: Option<Instant>,
+    /// Since when no packet has arrived that the peer owed, whatever a third party has reported.
+    silent_since: Option<Instant>,
     /// The present silence has been reported.
     is_suspected: bool,
     last_heard: Instant,
@@ -24,6 +26,7 @@ impl Liveness {
     pub(crate) fn new(now: Instant) -> Liveness {
         Liveness {
             owed_since: Some(now),
+            silent_since: Some(now),
             is_suspected: false,
             last_heard: now,
             keepalive_at: Instant::NEVER,
@@ -36,11 +39,13 @@ impl Liveness {
     #[inline]
     pub(crate) fn expect_reply(&mut self, now: Instant) {
         self.owed_since.get_or_insert(now);
+        self.silent_since.get_or_insert(now);
     }
 
     /// The peer owes no reply any more.
     pub(crate) fn cancel_reply(&mut self) {
         self.owed_since = None;
+        self.silent_since = None;
         self.is_suspected = false;
     }
 
@@ -51,14 +56,26 @@ impl Liveness {
         self.is_suspected = false;
         self.evict_at = Instant::NEVER;
         self.owed_since = still_owes.then_some(now);
+        self.silent_since = self.owed_since;
     }
 
-    /// A third party knows that the peer's process is alive.
-    pub(crate) fn confirm_alive(&mut self, now: Instant) {
+    /// A third party knows that the peer's process is alive. One that `runs` should answer; a
+    /// stopped one cannot.
+    pub(crate) fn confirm_alive(&mut self, now: Instant, runs: bool) {
         if let Some(since) = &mut self.owed_since {
             *since = now;
             self.is_suspected = false;
         }
+        if let Some(since) = self.silent_since.as_mut().filter(|_| !runs) {
+            *since = now;
+        }
+    }
+
+    /// True if the peer's process has been running for so long without an answer that packets cannot
+    /// get through.
+    pub(crate) fn is_unreachable(&self, now: Instant, config: &Config) -> bool {
+        let since = self.silent_since.unwrap_or(Instant::NEVER);
+        now >= since.after(config.unreachable_after_ns())
     }
 
     /// Since when the peer has owed a reply.
@@ -159,6 +176,9 @@ impl Liveness {
         if let Some(since) = &mut self.owed_since {
             *since = since.after(absence_ns).min(now);
         }
+        if let Some(since) = &mut self.silent_since {
+            *since = since.after(absence_ns).min(now);
+        }
         if self.is_evicting() {
             self.evict_at = self.evict_at.after(absence_ns);
         }
@@ -194,7 +214,7 @@ mod tests {
     fn packets_and_vouching_end_the_silence() {
         let (mut liveness, config) = (Liveness::new(Instant(0)), config());
         assert!(liveness.suspect(Instant(150), &config));
-        liveness.confirm_alive(Instant(200));
+        liveness.confirm_alive(Instant(200), true);
         assert!(!liveness.is_dead(Instant(499), &config));
         liveness.heard(Instant(250), true);
         assert_eq!(liveness.owed_since(), Some(Instant(250)));
@@ -205,6 +225,25 @@ mod tests {
         assert_eq!(liveness.owed_since(), Some(Instant(300)));
         liveness.cancel_reply();
         assert_eq!(liveness.owed_since(), None);
+    }
+
+    #[test]
+    fn a_running_peer_that_never_answers_is_unreachable_but_a_stopped_one_is_not() {
+        let config = config();
+        let limit_ns = config.unreachable_after_ns();
+        let mut liveness = Liveness::new(Instant(0));
+        liveness.confirm_alive(Instant(limit_ns - 1), true);
+        assert!(!liveness.is_unreachable(Instant(limit_ns - 1), &config));
+        assert!(liveness.is_unreachable(Instant(limit_ns), &config));
+        liveness.confirm_alive(Instant(limit_ns), false);
+        assert!(!liveness.is_unreachable(Instant(2 * limit_ns - 1), &config));
+        liveness.heard(Instant(2 * limit_ns - 1), true);
+        assert!(!liveness.is_unreachable(Instant(2 * limit_ns), &config));
+        liveness.discount(Instant(4 * limit_ns), limit_ns);
+        assert!(!liveness.is_unreachable(Instant(4 * limit_ns - 2), &config));
+        assert!(liveness.is_unreachable(Instant(4 * limit_ns - 1), &config));
+        liveness.cancel_reply();
+        assert!(!liveness.is_unreachable(Instant(1 << 60), &config));
     }
 
     #[test]

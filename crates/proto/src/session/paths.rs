@@ -333,6 +333,7 @@ impl Session {
         let Some(before) = lane.path.answer() else {
             return;
         };
+        self.move_home(index, shared);
         if before == LaneState::Silent || self.paths.settled {
             shared.event(Event::Paths {
                 peer: self.id,

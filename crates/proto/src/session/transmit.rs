@@ -65,8 +65,10 @@ pub struct Transmit {
     pub length: usize,
     /// Trailer that the packet needs.
     pub seal: Seal,
-    /// The session it belongs to, if any. The receiver ignores the source port of such packets.
+    /// The session it belongs to, if any.
     pub peer: Option<PeerId>,
+    /// It may leave from another port than that of its lane: the receiver ignores the source port.
+    pub any_port: bool,
 }
 
 impl Session {
@@ -356,7 +358,9 @@ impl Session {
         self.acks.sent(more);
         self.count_unproven(index, end + self.keys.seals.out.bytes());
         self.finish(header, bytes, end);
-        Some(self.leaving(index, Frame::Scratch(slot), end))
+        let mut control = self.leaving(index, Frame::Scratch(slot), end);
+        control.any_port &= kind == Kind::Ack; // A request renews the mapping in a NAT on the way.
+        Some(control)
     }
 
     /// A probe of a lane, or the answer to one. It carries nothing else, because it may well be lost.
@@ -418,6 +422,8 @@ impl Session {
             length,
             seal: self.keys.seals.out,
             peer: Some(self.id),
+            // NAT in front of the peer passes only packets from the port that the peer has sent to.
+            any_port: !self.paths.announcements.is_translated,
         }
     }
 

@@ -215,6 +215,7 @@ impl Host {
             length: self.machine.config().packet_bytes - wire::CRC_BYTES,
             seal: Seal::OPEN,
             peer: self.peer,
+            any_port: true,
         };
         self.machine.packet_too_long(self.now, &refused);
         self.events(&[])

@@ -22,6 +22,14 @@ pub(super) fn interface_address(host: usize, network: u8, port: u16) -> Address 
     address
 }
 
+/// An address of a host as it is now: each renumbering of the host changes one byte.
+pub(super) fn moved_address(generations: &[u8], mut address: Address) -> Address {
+    let host = usize::from(address.ip[15]).checked_sub(1);
+    let generation = host.and_then(|host| generations.get(host));
+    address.ip[13] = generation.copied().unwrap_or(0);
+    address
+}
+
 impl Wire {
     /// The lanes of a host on those of its interfaces that are listed.
     pub fn lanes_on(&self, index: usize, interfaces: &[usize]) -> Vec<LaneAddress> {
@@ -33,7 +41,9 @@ impl Wire {
         lanes
             .map(|lane| {
                 let network = networks[usize::from(lane) / 2];
-                let address = interface_address(index, network, u16::from(lane) + 1);
+                let port = u16::from(lane) + 1;
+                let address = interface_address(index, network, port);
+                let address = moved_address(&self.generations, address);
                 LaneAddress {
                     lane,
                     bulk: lane % 2 == 1,
@@ -41,6 +51,18 @@ impl Wire {
                 }
             })
             .collect()
+    }
+
+    /// A host gets other addresses on all its networks, and loses those that it had.
+    pub fn renumber(&mut self, index: usize) {
+        self.generations[index] += 1;
+        let lanes = self.lanes_on(index, &self.listening[index]);
+        self.hosts[index].home = lanes[0].address;
+        let machine = &self.hosts[index].machine;
+        let peers = machine.peers().flat_map(|peer| machine.lanes(peer));
+        let all: Vec<[u8; 16]> = peers.map(|lane| lane.to.ip).collect();
+        let now = self.now;
+        self.hosts[index].machine.set_lanes(now, &lanes, &all);
     }
 
     /// From now on a host listens on these of its interfaces. It reaches the networks of the others

@@ -19,7 +19,7 @@ use dipole_proto::{
 pub use connect::{connect, connected};
 #[allow(unused_imports, reason = "not every test needs both")]
 pub use interfaces::{BRIDGE, address};
-use interfaces::{are_connected, interface_address};
+use interfaces::{are_connected, interface_address, moved_address};
 pub use random::Random;
 #[allow(unused_imports, reason = "not every test sends such messages")]
 pub use random::payload;
@@ -144,6 +144,8 @@ pub struct Wire {
     /// The interfaces on which each host listens. What it sends to the networks of the others, and
     /// what arrives there, is lost.
     listening: Vec<Vec<usize>>,
+    /// How often each host was renumbered. Packets to its former addresses are lost.
+    generations: Vec<u8>,
     pub lost: u64,
     pub sent: u64,
     /// Packets that arrived at each interface of each host.
@@ -196,6 +198,7 @@ impl Wire {
                 .iter()
                 .map(|own| (0..own.len()).collect())
                 .collect(),
+            generations: vec![0; networks.len()],
             lost: 0,
             sent: 0,
             arrived: vec![[0; 4]; networks.len()],
@@ -257,6 +260,7 @@ impl Wire {
     /// Opens a session to an interface of the other host.
     pub fn connect_by(&mut self, from: usize, to: usize, interface: usize) -> PeerId {
         let home = interface_address(to, self.networks[to][interface], 1 + 2 * interface as u16);
+        let home = moved_address(&self.generations, home);
         let now = self.now;
         self.hosts[from]
             .machine
@@ -317,6 +321,10 @@ impl Wire {
                 break;
             }
             let ((_, sequence), (from, to, bytes)) = entry.remove_entry();
+            if to != moved_address(&self.generations, to) {
+                self.lost += 1;
+                continue;
+            }
             let now = self.now;
             if let Some((host, until)) = self.stopped
                 && !self.runs(host)
@@ -394,6 +402,7 @@ impl Wire {
             let interface = networks.iter().position(|one| *one == transmit.to.ip[14]);
             let interface = interface.unwrap_or(0);
             let from = interface_address(index, networks[interface], ports[interface]);
+            let from = moved_address(&self.generations, from);
             self.sent += 1;
             if let Some(seen) = &mut self.seen {
                 seen.push((from, transmit.to, bytes.clone()));

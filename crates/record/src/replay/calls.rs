@@ -100,9 +100,10 @@ impl Replay {
                 };
                 report(Some(*peer), format!("{verb} the peer"));
             }
-            Input::ConfirmAlive(peer) => {
-                machine.confirm_alive(now, *peer);
-                report(Some(*peer), "is notified that the peer is alive".to_owned());
+            Input::ConfirmAlive(peer, runs) => {
+                machine.confirm_alive(now, *peer, *runs);
+                let state = if *runs { "runs" } else { "is stopped" };
+                report(Some(*peer), format!("is notified that the peer {state}"));
             }
             Input::GiveUp(peer) => {
                 machine.give_up(*peer);

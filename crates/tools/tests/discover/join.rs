@@ -1,9 +1,11 @@
 //! Nodes that join and leave while programs run.
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::testbed::{Agent, Cluster, said};
+use dipole_testbed::Testbed;
+
+use crate::testbed::{Agent, Cluster, PATIENCE, said};
 
 #[test]
 fn a_program_reaches_a_node_that_joins_after_it_was_started() {
@@ -64,4 +66,51 @@ fn a_departure_is_known_at_once_a_death_soon_and_a_return_counts_as_a_new_run() 
     agents.insert(4, cluster.agent(4, &["--discover"]));
     agents[&1].says("node restarted");
     cluster.wait_for(&[1, 2, 3, 4]);
+}
+
+#[test]
+fn an_agent_follows_its_address_and_programs_reach_the_processes_of_its_node() {
+    let Some(cluster) = Cluster::make(Testbed::builder().nodes(2)) else {
+        return;
+    };
+    let agents = cluster.agents();
+    cluster.wait_for(&[1, 2]);
+    // One program that runs while the address changes.
+    let received = cluster.path("received");
+    std::fs::create_dir(&received).expect("our own folder");
+    let place = received.to_str().expect("a name");
+    let mut receiver = cluster.dipole(2, &["recv", "--keep", "--out", place, "2:7"]);
+    let mut receiver = receiver.spawn().expect("it starts");
+    let send = |name: &str| {
+        let file = cluster.path(name);
+        std::fs::write(&file, name).expect("our own folder");
+        let path = file.to_str().expect("a name");
+        let output = cluster.dipole(1, &["send", "2:7", path]).output();
+        let output = output.expect("it runs");
+        assert!(output.status.success(), "{}", said(&output));
+        let text = std::fs::read_to_string(received.join(name)).expect("it has arrived");
+        assert_eq!(text, name);
+    };
+    send("before");
+    let namespace = &cluster.testbed.node(2).namespace;
+    for words in [
+        "addr del 10.0.0.2/24 dev net0",
+        "addr add 10.0.0.12/24 dev net0",
+    ] {
+        let mut ip = Command::new("ip");
+        ip.args(["-n", namespace]).args(words.split(' '));
+        assert!(ip.status().expect("ip runs").success(), "{words}");
+    }
+    agents[&2].says("address has changed");
+    let file = cluster.testbed.node(1).runtime_dir.join("node-1/nodes");
+    let lines = || std::fs::read_to_string(&file).expect("the agent keeps it");
+    let begun = Instant::now();
+    while !lines().contains("\n2 10.0.0.12 ") {
+        assert!(begun.elapsed() < PATIENCE, "{}", lines());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    println!("the other agent knew after {:?}", begun.elapsed());
+    send("after");
+    receiver.kill().expect("our child");
+    receiver.wait().expect("our child");
 }
