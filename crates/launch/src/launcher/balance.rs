@@ -1,15 +1,14 @@
 //! The predicate of automatic migration: ranks that are not on the best hosts, and where they belong.
 //!
-//! Hosts are sorted by their idle speed, and their slots are filled in this order, as `dipole run --hosts
-//! agent` does. A rank that has no slot in this placement is not on one of the best hosts. Loads are
+//! Hosts are sorted by the speed that a rank gets there, and their slots are filled in this order. A
+//! rank that has no slot in this placement is not on one of the best hosts. The idle speed (n - L) s
+//! alone would not do: with x = 1 it is 0 for each idle host of one core, however fast that is. Loads are
 //! compared as if each host ran as many ranks of the job as it could: x is added for each rank that a
 //! host does not run yet. The load of a host that does run them contains them already, so a job that
 //! moves does not change the order of the hosts.
 //!
 //! # Source
 //! `bsp-protocols-thesis`, §8.2, where each host has one slot. It adds x to hosts without a rank.
-
-use std::cmp::Reverse;
 
 use dipole_node::NodeId;
 
@@ -52,8 +51,8 @@ struct Rated<'a> {
 }
 
 impl Rated<'_> {
-    /// Speed at which a process runs there in Mflop/s, if all of them get the same share.
-    fn speed_of_process(&self) -> f64 {
+    /// Speed at which a rank runs there in Mflop/s, if all processes get the same share.
+    fn speed_of_rank(&self) -> f64 {
         let cores = f64::from(self.load.cores);
         f64::from(self.load.speed) * (cores / self.load.load.max(cores)).min(1.0)
     }
@@ -84,7 +83,7 @@ pub(super) fn proposals(candidates: &[Candidate], places: &[NodeId], x: f64) -> 
             let Some(to) = arrivals.next() else {
                 return found;
             };
-            if to.speed_of_process() >= WORTH * from.speed_of_process() {
+            if to.speed_of_rank() >= WORTH * from.speed_of_rank() {
                 let to = to.candidate.node;
                 found.push(Proposal {
                     rank: *rank,
@@ -125,9 +124,13 @@ fn rate(candidates: &[Candidate], x: f64) -> Vec<Rated<'_>> {
             })
         })
         .collect();
-    // Of equal hosts those come first that have ranks of the job. The sort is stable.
-    rated.sort_by_key(|one| Reverse(one.candidate.ranks));
-    rated.sort_by(|one, other| other.load.priority().total_cmp(&one.load.priority()));
+    // Of equal hosts those come first that have ranks of the job, then those with more idle speed.
+    rated.sort_by(|one, other| {
+        let by_speed = other.speed_of_rank().total_cmp(&one.speed_of_rank());
+        let by_ranks = other.candidate.ranks.cmp(&one.candidate.ranks);
+        let by_idle = other.load.priority().total_cmp(&one.load.priority());
+        by_speed.then(by_ranks).then(by_idle)
+    });
     let mut left = ranks;
     for one in &mut rated {
         one.wanted = one.slots.min(left);

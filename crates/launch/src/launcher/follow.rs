@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(load(&rows, 0, 3), None);
         // A table that comes later may have older rows.
         let later = start + Duration::from_secs(40);
-        rows.merge(later, &[row(1, 5.0, 60.0), row(2, 6.0, 45.0)]);
+        rows.merge(later, &[row(1, 5.0, 60.0), row(2, 6.0, 55.0)]);
         assert_eq!(load(&rows, 40, 1), Some(5.0));
         assert_eq!(load(&rows, 40, 2), Some(2.0));
         let oldest = MAX_AGE.as_secs() - 10;

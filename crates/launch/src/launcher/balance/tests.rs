@@ -82,6 +82,19 @@ fn a_free_core_is_not_left_for_another_free_core_or_a_slightly_faster_one() {
 }
 
 #[test]
+fn a_rank_returns_to_a_fast_host_that_is_idle_again() {
+    // The idle speed (n - L) s is 0 everywhere: the rank is all of the load, or would be.
+    let mut job = hosts(&[(1, 1.0), (1, 0.0), (1, 0.0)], &[1]);
+    job.0[1].load = Some(load(2, 1, 0.0, 1500));
+    job.0[2].load = Some(load(3, 1, 0.0, 2000));
+    assert_eq!(moves(&job, 1.0), [(0, 1, 3)]);
+    job.0[2].load = Some(load(3, 1, 1.0, 2000));
+    assert_eq!(moves(&job, 1.0), [(0, 1, 2)]);
+    job.0[1].load = Some(load(2, 1, 1.0, 1500));
+    assert_eq!(moves(&job, 1.0), []);
+}
+
+#[test]
 fn hosts_of_unknown_load_keep_their_ranks_and_get_no_others() {
     let mut job = hosts(&[(2, 6.0), (2, 0.0), (2, 0.0)], &[1]);
     job.0[1].load = None;
@@ -226,21 +239,18 @@ proptest! {
     }
 
     #[test]
-    fn a_host_gets_ranks_only_if_it_is_better_with_x_than_the_host_that_loses_them(
-        job in cluster(),
-        x in 0.0..2.0_f64,
-    ) {
+    fn a_rank_moves_only_if_it_gets_more_speed_although_x_is_added(job in cluster(), x in 0.0..2.0_f64) {
         let find = |node: NodeId| job.0.iter().find(|one| one.node == node).copied().unwrap();
         for one in proposals(&job.0, &job.1, x) {
-            let (from, to) = (find(one.from), find(one.to));
-            let mut there = to.load.unwrap();
-            there.load += x;
-            let here = from.load.unwrap();
-            // A host is compared with all its slots filled, so one more rank is the least.
+            let (here, there) = (find(one.from).load.unwrap(), find(one.to).load.unwrap());
+            let speed = |load: NodeLoad, average: f64| {
+                f64::from(load.speed) * (f64::from(load.cores) / average).min(1.0)
+            };
+            // The host that is left is compared with all its slots filled.
+            let from = find(one.from);
             let further = f64::from(from.slots.saturating_sub(from.ranks));
-            let mut full = here;
-            full.load += x * further;
-            prop_assert!(there.priority() >= full.priority(), "{:?} {:?}", from, to);
+            let full = speed(here, here.load + x * further);
+            prop_assert!(speed(there, there.load + x) >= WORTH * full, "{:?} {:?}", here, there);
         }
     }
 }
