@@ -1,7 +1,9 @@
 //! The launcher's loop: contacts hosts, distributes ranks, forwards input, output and signals, and
 //! ends the job when a rank fails.
 
+mod balance;
 mod checkpoint;
+mod follow;
 mod loss;
 mod migration;
 mod moves;
@@ -9,6 +11,7 @@ mod plan;
 mod print;
 mod reach;
 mod restart;
+mod schedule;
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -31,6 +34,7 @@ use super::{HostsFile, Program, RunArgs, RunError, descendants, read_pieces};
 use crate::output::Style;
 pub use checkpoint::default_folder as default_checkpoint_folder;
 pub(crate) use checkpoint::{CheckpointArgs, JobCheckpoints};
+use follow::Follow;
 pub(crate) use loss::OnLoss;
 use loss::{Due, Losses};
 use migration::Migration;
@@ -119,7 +123,10 @@ pub(super) fn launch(
         notified_at: None,
         pmi_barrier: BTreeMap::new(),
         input: Budget::new(INPUT_BUDGET_BYTES),
-        attempt: Attempt::default(),
+        attempt: Attempt {
+            follow: args.checkpoints.follow(),
+            ..Attempt::default()
+        },
         checkpoints,
         print,
         inbox,
@@ -150,6 +157,8 @@ struct Attempt {
     input_bytes: usize,
     /// The migration that is under way.
     migration: Option<Box<Migration>>,
+    /// Moves ranks because of the load, if the user wants that.
+    follow: Option<Follow>,
     /// Notes for ranks that could not be written yet.
     unwritten: Vec<(Note, bool)>,
     /// When the launcher last looked for notes of a migration.
@@ -262,6 +271,7 @@ impl Launch {
         let mut sent_key = None;
         loop {
             self.restart(setup);
+            self.follow_load(setup);
             self.migrate(setup, &mut plan);
             let check_key_at = self.send_changed_key(&plan, &mut sent_key);
             let is_over = |contact: &Contact| contact.state == State::Gone;
@@ -273,6 +283,7 @@ impl Launch {
                 self.end_at,
                 self.next_restart(setup),
                 self.next_look(),
+                self.next_follow(),
                 check_key_at,
             ];
             match self.next(wake.into_iter().flatten().min()) {
@@ -286,14 +297,8 @@ impl Launch {
                 }
                 Some(Event::Host(HostEvent::Ended(index, reason))) => self.on_end(index, reason),
                 Some(Event::Signal(signal)) => self.forward_signal(signal),
-                Some(Event::Input(bytes)) if self.holds_input() => self.attempt.input.push(bytes),
-                Some(Event::Input(bytes)) => self.send_to_rank_0(ToShim::Input(bytes)),
-                Some(Event::InputEnd) => {
-                    self.attempt.has_input_ended = true;
-                    if !self.holds_input() {
-                        self.send_to_rank_0(ToShim::InputEnd);
-                    }
-                }
+                Some(Event::Input(bytes)) => self.on_input(bytes),
+                Some(Event::InputEnd) => self.on_input_end(),
                 Some(Event::OutputBroken(cause)) => self.on_broken_output(&cause),
                 Some(Event::Printed | Event::HostOf(..)) => {}
                 None if self.give_up_at.is_some_and(|at| at <= Instant::now()) => {
@@ -389,6 +394,7 @@ impl Launch {
                     self.on_refusal(index, &reason, status);
                 }
             }
+            ToLauncher::Load(table) => self.on_table(index, table),
             ToLauncher::Done => {}
         }
     }
@@ -526,6 +532,22 @@ impl Launch {
             |contact| contact.host.to_string(),
         );
         self.print_message(format!("{host}: {line}"));
+    }
+
+    fn on_input(&mut self, bytes: Vec<u8>) {
+        self.prefer_input();
+        match self.holds_input() {
+            true => self.attempt.input.push(bytes),
+            false => self.send_to_rank_0(ToShim::Input(bytes)),
+        }
+    }
+
+    fn on_input_end(&mut self) {
+        self.prefer_input();
+        self.attempt.has_input_ended = true;
+        if !self.holds_input() {
+            self.send_to_rank_0(ToShim::InputEnd);
+        }
     }
 
     /// True while input must not be sent to rank 0.

@@ -3,6 +3,7 @@
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use dipole_naming::environment::default_runtime_dir;
@@ -73,7 +74,12 @@ struct Status {
 /// # Errors
 /// The agent does not run, or does not reply within two seconds.
 pub fn request(node: NodeId) -> io::Result<Vec<NodeLoad>> {
-    let folder = default_runtime_dir().join(format!("node-{node}"));
+    request_in(&default_runtime_dir(), node)
+}
+
+/// As [`request`], with the runtime directory of the node.
+pub(crate) fn request_in(runtime_dir: &Path, node: NodeId) -> io::Result<Vec<NodeLoad>> {
+    let folder = runtime_dir.join(format!("node-{node}"));
     let mut stream = UnixStream::connect(folder.join(AGENT_SOCKET))?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     let mut text = String::new();

@@ -8,17 +8,21 @@ use std::io::{self, BufRead, Read, Write};
 use std::path::PathBuf;
 
 use crate::binding::Binding;
+use crate::load::NodeLoad;
 use rustix::process::WaitStatus;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// First output of a shim.
-pub(super) const BANNER: &[u8] = b"\ndipole-shim 9\n";
+pub(super) const BANNER: &[u8] = b"\ndipole-shim 10\n";
 /// Written before the banner when the host is reached through an agent that has proven the key.
 pub(super) const BY_AGENT: &[u8] = b"\ndipole-agent\n";
 const LENGTH_BYTES: usize = 4;
 /// Longer than any hosts file with a command line.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
+
+/// The table of loads that the agent of a host has, or why it cannot be read.
+pub(super) type LoadTable = Result<Vec<NodeLoad>, String>;
 
 /// Keys and values that ranks have put.
 pub(super) type Entries = Vec<(String, String)>;
@@ -174,6 +178,12 @@ pub(super) enum ToShim {
     Key(Secret),
     /// All ranks are in a PMI barrier, and this is what they have put before it.
     PmiBarrier(Entries),
+    /// Read the table of loads of this node's agent.
+    Load {
+        node: u32,
+        /// Runtime directory of the node, if the hosts file has it.
+        runtime_dir: Option<PathBuf>,
+    },
 }
 
 /// Message from shim to launcher.
@@ -208,6 +218,8 @@ pub(super) enum ToLauncher {
         rank: u32,
         status: u8,
     },
+    /// The reply to [`ToShim::Load`].
+    Load(LoadTable),
     /// A warning of the shim itself.
     Warning(String),
     /// No process is left on this host.

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use dipole_checkpoint::{Identity, Store};
-use dipole_node::variables;
+use dipole_naming::environment::default_runtime_dir;
+use dipole_node::{NodeId, variables};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, Mode, fchmod, memfd_create};
 use rustix::io::{DupFlags, dup3};
@@ -26,7 +27,10 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use super::budget::Budget;
 use super::descendants;
 use super::guard::watch_parent;
-use super::message::{self, BANNER, Hello, RankStart, Secret, Start, Stream, ToLauncher, ToShim};
+use super::load;
+use super::message::{
+    self, BANNER, Hello, LoadTable, RankStart, Secret, Start, Stream, ToLauncher, ToShim,
+};
 use super::mpi;
 use super::placement::share;
 use super::pmi::PmiServer;
@@ -78,15 +82,9 @@ fn try_shim(args: &ShimArgs) -> io::Result<()> {
         max_ranks: args.max_ranks,
     };
     message::write(&ToLauncher::Hello(hello), &mut io::stdout())?;
-    let start = match message::read(&mut control)? {
-        Some(ToShim::Start(start)) => start,
-        Some(_) => {
-            return Err(io::Error::other(
-                "the launcher sent an unexpected message instead of ranks to start",
-            ));
-        }
-        // The launcher does not need this host.
-        None => return Ok(()),
+    // The launcher may not need this host.
+    let Some(start) = read_start(&mut control)? else {
+        return Ok(());
     };
     drop(control);
     if let Some(most) = args.max_ranks
@@ -136,6 +134,32 @@ fn try_shim(args: &ShimArgs) -> io::Result<()> {
     drop(host);
     let _ = writer.join();
     Ok(())
+}
+
+/// Reads the ranks to start; before them the launcher may request loads. Returns `None` if the
+/// launcher has disconnected.
+fn read_start(control: &mut impl io::BufRead) -> io::Result<Option<Box<Start>>> {
+    loop {
+        match message::read(control)? {
+            Some(ToShim::Start(start)) => return Ok(Some(start)),
+            Some(ToShim::Load { node, runtime_dir }) => {
+                let table = ToLauncher::Load(load_table(node, runtime_dir));
+                message::write(&table, &mut io::stdout())?;
+            }
+            Some(_) => {
+                return Err(io::Error::other(
+                    "the launcher sent an unexpected message instead of ranks to start",
+                ));
+            }
+            None => return Ok(None),
+        }
+    }
+}
+
+/// The table of loads of the agent of a node on this host.
+fn load_table(node: u32, runtime_dir: Option<PathBuf>) -> LoadTable {
+    let folder = runtime_dir.unwrap_or_else(default_runtime_dir);
+    load::request_in(&folder, NodeId(node)).map_err(|cause| cause.to_string())
 }
 
 struct Rank {
@@ -311,6 +335,13 @@ impl HostRanks {
                 }
                 Ok(Event::Command(ToShim::Key(key))) => self.replace_key(&key),
                 Ok(Event::Command(ToShim::PmiBarrier(entries))) => self.pmi.end_barrier(entries),
+                Ok(Event::Command(ToShim::Load { node, runtime_dir })) => {
+                    let outbox = self.outbox.clone();
+                    // The agent may take a while.
+                    std::thread::spawn(move || {
+                        let _ = outbox.send(ToLauncher::Load(load_table(node, runtime_dir)));
+                    });
+                }
                 Ok(Event::Command(ToShim::Start(_))) | Err(RecvTimeoutError::Timeout) => {}
                 Ok(Event::Disconnected) => sweeping = true,
                 Ok(Event::Died(pid, status)) => self.on_exit(pid, status),

@@ -15,7 +15,7 @@ use crate::output::Failure;
 
 /// Save a running job at the end of its current superstep
 ///
-/// The job must have been started with --checkpoint-every or --checkpoint-dir.
+/// The job must have been started with --checkpoint-every, --checkpoint-dir or --migrate-every.
 #[derive(Args, Debug)]
 pub(crate) struct CheckpointArgs {
     /// The job, as `dipole run` prints it

@@ -22,7 +22,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 ///
 /// Only the ranks that move are restarted; the others keep their processes. If anything fails before
 /// they have moved, the job goes on where it is. The job must have been started with
-/// --checkpoint-every or --checkpoint-dir.
+/// --checkpoint-every, --checkpoint-dir or --migrate-every. With the latter, ranks also move by
+/// themselves, but not to hosts that this command has emptied.
 #[derive(Args, Debug)]
 pub(crate) struct MigrateArgs {
     /// The job, as `dipole run` prints it

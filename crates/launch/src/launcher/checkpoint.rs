@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use dipole_checkpoint::{Interval, Set, Store};
@@ -13,15 +13,19 @@ use dipole_naming::environment::variable;
 use dipole_naming::key::random_bytes;
 use serde_json::json;
 
+use super::follow::Follow;
 use super::{JobSetup, Launch, REPORT_TIMEOUT};
 use crate::guard::{FOLDER, NOT_RESTORED};
 use crate::message::{Images, ToShim};
-use crate::{Program, RunArgs, RunError};
+use crate::{Program, RunArgs, RunError, seconds};
 
 /// Statuses with which a rank would end again: it cannot be restored, or the program not started.
 const FINAL: [u8; 3] = [NOT_RESTORED, 126, 127];
 /// How the job was started, in its folder.
 const JOB_FILE: &str = "job.json";
+/// Bounds of `--migrate-every` and `--migrate-bias`.
+const MIN_PERIOD: Duration = Duration::from_millis(100);
+const MAX_BIAS: f64 = 1000.0;
 
 /// Options of `dipole run` for checkpoints.
 #[derive(Args, Debug, Default)]
@@ -37,6 +41,38 @@ pub(crate) struct CheckpointArgs {
     /// Continue a job from its last complete checkpoint, or from the one with this number
     #[arg(long, value_name = "JOB[/NUMBER]", conflicts_with_all = ["command", "first_ranks"])]
     restart: Option<String>,
+    /// Compare the hosts every so many seconds by the loads that their agents report, and move ranks
+    /// to the best ones at the end of a superstep; the other ranks keep their processes
+    #[arg(long, value_name = "SECONDS", value_parser = period)]
+    migrate_every: Option<Duration>,
+    /// Load that a rank is expected to add to the host to which it moves: the more, the fewer ranks
+    /// move
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = load, requires = "migrate_every")]
+    migrate_bias: f64,
+}
+
+impl CheckpointArgs {
+    /// Moves ranks because of the load, if that is wanted.
+    pub(super) fn follow(&self) -> Option<Follow> {
+        let every = self.migrate_every?;
+        Some(Follow::new(every, self.migrate_bias))
+    }
+}
+
+/// Parses the time between two comparisons.
+fn period(text: &str) -> Result<Duration, String> {
+    let period = seconds(text)?;
+    match period >= MIN_PERIOD {
+        true => Ok(period),
+        false => Err("expected at least 0.1 seconds".to_owned()),
+    }
+}
+
+/// Parses a load that is added.
+fn load(text: &str) -> Result<f64, &'static str> {
+    let load = text.parse().ok();
+    let load = load.filter(|load| (0.0..=MAX_BIAS).contains(load));
+    load.ok_or("expected a number from 0 to 1000, such as 1 or 0.5")
 }
 
 /// Checks an interval, which the ranks get as text.
@@ -64,8 +100,11 @@ impl JobCheckpoints {
             checkpoint_every,
             checkpoint_dir,
             restart,
+            migrate_every,
+            ..
         } = args;
-        if checkpoint_every.is_none() && checkpoint_dir.is_none() && restart.is_none() {
+        let has_folder = checkpoint_every.is_some() || checkpoint_dir.is_some();
+        if !has_folder && restart.is_none() && migrate_every.is_none() {
             return Ok(None);
         }
         let folder = match checkpoint_dir.clone().or_else(default_folder) {

@@ -1,18 +1,20 @@
 //! Migrations: ranks continue on other hosts, and the others keep their processes.
 //!
-//! `dipole migrate` leaves a request in the folder of the job. First the new hosts must answer, then
+//! `dipole migrate` leaves a request in the folder of the job, or `follow` finds better hosts. First the new hosts must answer, then
 //! rank 0 gets the order, and the ranks that move take images. They are started from these while
 //! their former processes wait. Once all have arrived, the launcher decides that they move. If
 //! anything fails before that, the job goes on where it is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use dipole_checkpoint::{Answer, MIGRATION, MigrationRequest, Moved, Note, Order, Prepared, Store};
+use dipole_naming::key::random_bytes;
 use dipole_node::NodeId;
 use dipole_node::hosts::Host;
 use serde_json::json;
 
+use super::follow::{Obstacle, TABLE_TIMEOUT};
 use super::moves::{Wanted, select};
 use super::plan::Plan;
 use super::restart::names;
@@ -37,8 +39,23 @@ pub(super) struct Migration {
     messages: BTreeMap<usize, String>,
     until: Instant,
     stage: Stage,
+    origin: Origin,
     /// When rank 0 had all images: the job stands still about since then.
     stopped_at: Instant,
+}
+
+/// Where a migration comes from.
+enum Origin {
+    /// `dipole migrate`, which waits for the answer.
+    User,
+    /// The load of the hosts.
+    Load {
+        /// Contacts whose tables of loads are awaited, because they may be fresher than those that
+        /// have led to the migration.
+        unconfirmed: BTreeSet<usize>,
+        since: Instant,
+        obstacle: Obstacle,
+    },
 }
 
 /// The move of a rank.
@@ -102,6 +119,32 @@ impl Migration {
         }
     }
 
+    /// True if the load of the hosts is the reason, and the ranks may still stay.
+    fn is_optional(&self) -> bool {
+        matches!(self.origin, Origin::Load { .. }) && !self.is_decided()
+    }
+
+    /// Records that a host has sent its table of loads, or has none.
+    pub(super) fn on_table(&mut self, index: usize) {
+        if let Origin::Load { unconfirmed, .. } = &mut self.origin {
+            unconfirmed.remove(&index);
+        }
+    }
+
+    fn set_obstacle(&mut self, found: Obstacle) {
+        if let Origin::Load { obstacle, .. } = &mut self.origin {
+            *obstacle = found;
+        }
+    }
+
+    /// Former and new node of each rank that moves.
+    fn nodes(&self) -> Vec<(NodeId, NodeId)> {
+        let moves = self.moves.values();
+        moves
+            .map(|one| (one.former_host.node, one.host.node))
+            .collect()
+    }
+
     /// Ranks by the contact where they will be.
     fn arrivals(&self) -> BTreeMap<usize, Vec<u32>> {
         let mut arrivals: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
@@ -152,7 +195,7 @@ impl Launch {
         let Some(mut migration) = self.attempt.migration.take() else {
             return;
         };
-        let advanced = self.advance(&store, &mut migration, plan);
+        let advanced = self.advance(&store, &mut migration, plan, setup);
         let is_over = matches!(advanced, Ok(true));
         if !is_over {
             self.attempt.migration = Some(migration);
@@ -162,16 +205,22 @@ impl Launch {
         }
     }
 
-    /// Selects and contacts the hosts.
+    /// True unless the job is being ended or restarted.
+    pub(super) fn may_migrate(&self) -> bool {
+        self.attempt.ends_for_restart.is_none() && self.give_up_at.is_none()
+    }
+
+    /// Begins a migration that the user has requested.
     fn begin_migration(
         &mut self,
         request: &MigrationRequest,
         setup: &JobSetup<'_>,
     ) -> Result<(), String> {
+        self.cancel_optional("`dipole migrate` requests another migration");
         if self.attempt.migration.is_some() {
             return Err("another migration is under way; try again when it is over".to_owned());
         }
-        if self.attempt.ends_for_restart.is_some() || self.give_up_at.is_some() {
+        if !self.may_migrate() {
             return Err("the job is being ended or restarted".to_owned());
         }
         let places = self.places()?;
@@ -183,18 +232,51 @@ impl Launch {
             ranks: &request.ranks,
         };
         let selected = select(&hosts, &places, wanted, is_bounded)?;
-        let mut nodes = places;
-        for (rank, host) in &selected {
+        let timeout = Duration::from_millis(request.timeout_ms);
+        let (number, origin) = (request.number, Origin::User);
+        self.begin_moves(&selected, setup, (number, timeout), origin)
+    }
+
+    /// Begins a migration because of the load of the hosts.
+    pub(super) fn begin_automatic(
+        &mut self,
+        selected: &[(u32, &Host)],
+        timeout: Duration,
+        setup: &JobSetup<'_>,
+    ) -> Result<(), String> {
+        let number = random_bytes().map_err(|cause| cause.to_string())?;
+        let origin = Origin::Load {
+            unconfirmed: BTreeSet::new(),
+            since: Instant::now(),
+            obstacle: Obstacle::default(),
+        };
+        let number = u64::from_le_bytes(number);
+        self.begin_moves(selected, setup, (number, timeout), origin)
+    }
+
+    /// Contacts the hosts.
+    fn begin_moves(
+        &mut self,
+        selected: &[(u32, &Host)],
+        setup: &JobSetup<'_>,
+        (number, timeout): (u64, Duration),
+        mut origin: Origin,
+    ) -> Result<(), String> {
+        let mut nodes = self.places()?;
+        for (rank, host) in selected {
             nodes[*rank as usize] = host.node;
         }
         let plan = Plan::new(setup.args, setup.hosts, self.checkpoints.as_ref(), &nodes);
         let plan = plan.map_err(|error| error.to_string())?;
-        let moves = self.contact(&selected, setup)?;
+        let moves = self.contact(selected, setup)?;
         let (job, base) = plan.job();
         let now = Instant::now();
+        if let Origin::Load { unconfirmed, .. } = &mut origin {
+            unconfirmed.extend(moves.values().map(|one| one.to));
+        }
         self.attempt.migration = Some(Box::new(Migration {
             order: Order {
-                number: request.number,
+                number,
                 job,
                 base,
                 nodes: nodes.iter().map(|node| node.0).collect(),
@@ -203,15 +285,16 @@ impl Launch {
             plan,
             moves,
             messages: BTreeMap::new(),
-            until: now + Duration::from_millis(request.timeout_ms),
+            until: now + timeout,
             stage: Stage::Contacting,
+            origin,
             stopped_at: now,
         }));
         Ok(())
     }
 
     /// The node of each rank.
-    fn places(&self) -> Result<Vec<NodeId>, String> {
+    pub(super) fn places(&self) -> Result<Vec<NodeId>, String> {
         let running = (0..).zip(&self.running);
         let places = running.map(|(expected, (rank, index))| match self.contacts.get(index) {
             Some(contact) if *rank == expected => Ok(contact.host.node),
@@ -265,6 +348,7 @@ impl Launch {
         store: &Store,
         migration: &mut Migration,
         plan: &mut Plan,
+        setup: &JobSetup<'_>,
     ) -> Result<bool, String> {
         if !migration.is_decided() {
             self.check(migration)?;
@@ -277,7 +361,8 @@ impl Launch {
                     contact.is_some_and(|contact| contact.state == State::Answered)
                 };
                 let has_input = migration.moves.contains_key(&0) && self.attempt.input_bytes > 0;
-                if migration.arrivals().keys().all(is_ready) && !has_input {
+                let is_ready = migration.arrivals().keys().all(is_ready) && !has_input;
+                if is_ready && self.confirm(migration, setup)? {
                     let left = store.leave(Note::Order, &migration.order);
                     left.map_err(|error| error.to_string())?;
                     migration.stage = Stage::Ordered;
@@ -308,6 +393,27 @@ impl Launch {
         Ok(false)
     }
 
+    /// Returns whether the hosts have had the time to send their tables, if the migration depends on
+    /// these. Fails if it is not sensible any more.
+    fn confirm(&self, migration: &mut Migration, setup: &JobSetup<'_>) -> Result<bool, String> {
+        let Origin::Load {
+            unconfirmed, since, ..
+        } = &migration.origin
+        else {
+            return Ok(true);
+        };
+        if !unconfirmed.is_empty() && since.elapsed() < TABLE_TIMEOUT {
+            return Ok(false);
+        }
+        let moves = migration.moves.iter();
+        let moves: Vec<_> = moves.map(|(rank, one)| (*rank, one.host.node)).collect();
+        let confirmed = self.confirm_moves(setup, &moves);
+        if confirmed.is_err() {
+            migration.set_obstacle(Obstacle::Loads);
+        }
+        confirmed.map(|()| true)
+    }
+
     /// Fails if the ranks cannot move any more.
     fn check(&self, migration: &Migration) -> Result<(), String> {
         let ends = |rank: &u32| self.running.get(rank) != Some(&migration.moves[rank].from);
@@ -319,7 +425,10 @@ impl Launch {
         }
         if Instant::now() >= migration.until {
             let why = migration.why_late();
-            return Err(format!("{why} in the time of --timeout"));
+            return Err(match migration.origin {
+                Origin::User => format!("{why} in the time of --timeout"),
+                Origin::Load { .. } => why.to_owned(),
+            });
         }
         Ok(())
     }
@@ -399,6 +508,15 @@ impl Launch {
             moved.push(Moved { rank, from, to });
         }
         let milliseconds = u64::try_from(stood_still.as_millis()).unwrap_or(u64::MAX);
+        let nodes = migration.nodes();
+        if let Origin::Load { .. } = migration.origin {
+            self.print_message(format!(
+                "after {milliseconds} ms of standstill the job goes on"
+            ));
+            return self.on_followed(&nodes);
+        }
+        let used = migration.order.nodes.iter().copied().map(NodeId);
+        self.on_user_moved(&nodes, &used.collect::<Vec<_>>());
         self.leave(Note::Answer(number), &Answer::Ok((moved, milliseconds)));
     }
 
@@ -420,13 +538,35 @@ impl Launch {
         }
         let ranks = names(&ranks);
         self.print_message(format!("rank {ranks} stays where it is: {reason}"));
-        let answer = Answer::Err(reason.to_owned());
-        self.leave(Note::Answer(migration.number()), &answer);
+        match migration.origin {
+            Origin::Load { obstacle, .. } => self.on_not_followed(obstacle),
+            Origin::User => {
+                let answer = Answer::Err(reason.to_owned());
+                self.leave(Note::Answer(migration.number()), &answer);
+            }
+        }
+    }
+
+    /// Cancels a migration that has no other reason than the load, for something more urgent.
+    pub(super) fn cancel_optional(&mut self, reason: &str) {
+        let migration = self.attempt.migration.as_ref();
+        if migration.is_some_and(|migration| migration.is_optional()) {
+            self.cancel_migration(reason);
+        }
+    }
+
+    /// Cancels such a migration of rank 0, which may need the input that has arrived to end its
+    /// superstep.
+    pub(super) fn prefer_input(&mut self) {
+        if self.migrates(0) {
+            self.cancel_optional("input for rank 0 has arrived");
+        }
     }
 
     /// Answers for a migration that was decided, but has not ended before the job has.
     pub(super) fn abandon_migration(&mut self) {
-        if let Some(migration) = self.attempt.migration.take() {
+        let migration = self.attempt.migration.take();
+        if let Some(migration) = migration.filter(|it| matches!(it.origin, Origin::User)) {
             let reason = "the job has ended, or is being restarted".to_owned();
             self.leave(Note::Answer(migration.number()), &Answer::Err(reason));
         }
@@ -471,14 +611,17 @@ impl Launch {
         let Some(contact) = self.contacts.get_mut(&index) else {
             return;
         };
-        let host = contact.host.to_string();
         let allowed = hello.max_ranks.map(|max| max as usize);
         if let Some(reason) = hello.wrong_version() {
-            self.cancel_migration(&format!("{host}: {reason}"));
+            self.lose_target(index, &reason);
         } else if let Some(max) = allowed.filter(|max| count > Some(*max)) {
-            self.cancel_migration(&format!("{host}: its owner allows {max} ranks"));
+            contact.max_ranks = hello.max_ranks;
+            self.lose_target(index, &format!("its owner allows {max} ranks"));
         } else {
             contact.state = State::Answered;
+            if migration.is_some_and(|migration| migration.is_optional()) {
+                self.request_table(index);
+            }
         }
     }
 
@@ -492,6 +635,11 @@ impl Launch {
             let host = host.unwrap_or_default();
             let message = migration.and_then(|it| it.messages.get(&index));
             let message = message.map_or(String::new(), |text| format!(" ({text})"));
+            if let Some(migration) = &mut self.attempt.migration
+                && let Some(contact) = self.contacts.get(&index)
+            {
+                migration.set_obstacle(Obstacle::Refusal(contact.host.node));
+            }
             self.cancel_migration(&format!("{host}: {reason}{message}"));
         }
         is_open
