@@ -7,6 +7,7 @@ mod cluster;
 mod crossings;
 mod crowd;
 mod incast;
+mod migration;
 mod mpi;
 mod options;
 mod pacing;
@@ -44,6 +45,7 @@ enum Command {
     Pacing(pacing::PacingArgs),
     Variance(variance::VarianceArgs),
     Crossings(crossings::CrossingsArgs),
+    Migration(migration::MigrationArgs),
     /// One of the two sides of a measurement (started by this program).
     #[command(hide = true)]
     BenchSide,
@@ -106,6 +108,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
         Command::Pacing(args) => pacing::execute(&args, output)?,
         Command::Variance(args) => variance::execute(&args, output)?,
         Command::Crossings(args) => crossings::execute(&args, output)?,
+        Command::Migration(args) => migration::execute(&args, output)?,
         Command::BenchSide => return Ok(bench_side::run()),
         Command::LabSide => return Ok(side::run()),
         Command::SuperstepRank(args) => {
