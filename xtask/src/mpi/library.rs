@@ -72,6 +72,19 @@ impl Library {
         }
     }
 
+    /// Variables for tests of ranks that survive the death of others, as `dipole mpi-env --ulfm`
+    /// prints them.
+    pub(super) fn ulfm(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Library::Openmpi5 => &[
+                ("OMPI_MCA_pml", "ob1"),
+                ("OMPI_MCA_btl", "self,sm,ofi"),
+                ("OMPI_MCA_btl_ofi_mode", "1"),
+            ],
+            _ => &[],
+        }
+    }
+
     /// Its launcher, with the options for a transport. The number of ranks and the program have to be
     /// added.
     pub(super) fn launcher(self, transport: Transport, provider: &Path) -> Command {

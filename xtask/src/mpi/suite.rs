@@ -96,6 +96,9 @@ fn one(
         Transport::Dipole
     };
     let mut command = arguments.library.launcher(transport, provider);
+    if module == "ulfm" && transport == Transport::Dipole {
+        command.envs(arguments.library.ulfm().iter().copied());
+    }
     let output = provider.join("output");
     let file = fs::File::create(&output).map_err(at(&output))?;
     let copy = file.try_clone().map_err(at(&output))?;
