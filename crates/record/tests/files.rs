@@ -35,7 +35,7 @@ fn call(machine: &mut RecordedMachine, from: u32, count: u32) {
         machine.open_endpoint(number);
         let home = Address {
             ip: [1; 16],
-            port: u16::try_from(number % 500).expect("small"),
+            port: u16::try_from(number % 400).expect("small"),
         };
         let _full = machine.connect(now, home, 0);
         machine.on_timers(now);
