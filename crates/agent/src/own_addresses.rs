@@ -63,20 +63,11 @@ impl OwnAddresses {
         }
         self.look_at = None;
         let all = interface_addresses().unwrap_or_default();
-        let mut used = vec![host.address];
-        used.extend(&host.interfaces);
-        used.extend(host.control);
-        let listed = || -> Vec<IpAddr> {
+        let used = addresses_of(host);
+        let listed = || {
             let hosts = hosts.reload();
             let own = hosts.as_ref().and_then(|hosts| hosts.get(host.node));
-            let own = own.into_iter();
-            own.flat_map(|own| {
-                let interfaces = own.interfaces.iter().copied();
-                std::iter::once(own.address)
-                    .chain(interfaces)
-                    .chain(own.control)
-            })
-            .collect()
+            own.map(addresses_of).unwrap_or_default()
         };
         let found = self.successors.find(&used, &all, listed, now);
         self.look_at = found.again_after.map(|after| now + after);
@@ -97,4 +88,10 @@ impl OwnAddresses {
         }
         Some(moved)
     }
+}
+
+/// All addresses of a node.
+fn addresses_of(host: &Host) -> Vec<IpAddr> {
+    let directories = host.directories().into_iter();
+    directories.map(|directory| directory.ip()).collect()
 }

@@ -15,6 +15,7 @@ use super::{AgentError, system};
 /// attempts.
 const REOPEN_TIME: Duration = Duration::from_secs(10);
 const REOPEN_PAUSE: Duration = Duration::from_millis(250);
+
 /// The network sockets of an agent.
 pub(super) struct Sockets {
     pub(super) directory: DirectoryLock,

@@ -40,45 +40,37 @@ impl AnyLink {
             AnyLink::Capture(link) => link.inner().bpf_stats(),
         }
     }
-}
 
-impl AnyLink {
     /// Replaces an interface, by its position in [`Link::locals`], whose address has changed. Returns
     /// which of the `destinations` were reached through it.
     pub fn replace_interface(
         &mut self,
         interface: usize,
-        link: AnyLink,
+        mut link: AnyLink,
         destinations: &[IpAddr],
     ) -> Vec<IpAddr> {
-        match self {
+        let inner = match self {
+            AnyLink::Fault(outer) => outer.inner_mut(),
+            AnyLink::Capture(outer) => outer.inner_mut(),
             AnyLink::Multihomed(all) => {
-                let mut link = link;
-                let former = all.links().get(interface).and_then(AnyLink::bpf_stats);
-                if let (AnyLink::Bpf(link), Some(stats)) = (&mut link, former) {
-                    link.continue_counters(stats);
-                }
+                link.continue_counters(&all.links()[interface]);
                 let mut moved = all.replace(interface, link);
                 moved.retain(|to| destinations.contains(to));
-                moved
-            }
-            AnyLink::Fault(outer) => {
-                outer
-                    .inner_mut()
-                    .replace_interface(interface, link, destinations)
-            }
-            AnyLink::Capture(outer) => {
-                outer
-                    .inner_mut()
-                    .replace_interface(interface, link, destinations)
+                return moved;
             }
             AnyLink::Udp(_) | AnyLink::Bpf(_) | AnyLink::Sim(_) => {
-                let former = std::mem::replace(self, link);
-                if let (AnyLink::Bpf(link), Some(stats)) = (self, former.bpf_stats()) {
-                    link.continue_counters(stats);
-                }
-                destinations.to_vec()
+                link.continue_counters(self);
+                *self = link;
+                return destinations.to_vec();
             }
+        };
+        inner.replace_interface(interface, link, destinations)
+    }
+
+    /// Counts on from the counters of the link that this one replaces.
+    fn continue_counters(&mut self, former: &AnyLink) {
+        if let (AnyLink::Bpf(link), Some(stats)) = (self, former.bpf_stats()) {
+            link.continue_counters(stats);
         }
     }
 }

@@ -4,7 +4,7 @@ use dipole_proto::{Instant, PeerId};
 
 use super::Engine;
 use crate::command::Command;
-use dipole_naming::liveness::Verdict;
+use dipole_naming::liveness::Liveness;
 
 impl Engine {
     /// Lets the control thread query the nodes of peers that are silent.
@@ -26,12 +26,12 @@ impl Engine {
         }
     }
 
-    /// Applies the verdict on a silent peer.
-    pub fn judge(&mut self, now: Instant, peer: PeerId, verdict: Verdict) {
-        match verdict {
-            Verdict::Runs => self.core.machine.confirm_alive(now, peer, true),
-            Verdict::Stopped => self.core.machine.confirm_alive(now, peer, false),
-            Verdict::Ended => self.core.machine.give_up(peer),
+    /// Applies the report on a silent peer.
+    pub fn judge(&mut self, now: Instant, peer: PeerId, liveness: Liveness) {
+        match liveness {
+            Liveness::Runs => self.core.machine.confirm_alive(now, peer, true),
+            Liveness::Stopped => self.core.machine.confirm_alive(now, peer, false),
+            Liveness::Ended => self.core.machine.give_up(peer),
         }
         self.core.handle_events(&[][..]);
     }

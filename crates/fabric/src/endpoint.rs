@@ -27,7 +27,7 @@ use crate::abi::fabric::{
 use crate::av::Av;
 use crate::completion::{Source, lock};
 use crate::counter::Counter;
-use crate::exchange::{Exchange, survives_deaths};
+use crate::exchange::{Exchange, Survivor};
 use crate::ffi::{
     Failure, borrow, call, class, copy_out, export, fid, missing, object, ops, read_at, reclaim,
     write_at,
@@ -147,7 +147,7 @@ impl Ep {
             eprintln!("dipole: cannot open an endpoint: {error}");
             Failure(FI_ENOMEM)
         })?;
-        let exchange = Exchange::new(domain, endpoint, survives_deaths(info));
+        let exchange = Exchange::new(domain, endpoint, Survivor::of(info));
         let ep = Ep {
             exchange: Serial::new(exchange),
             av: OnceLock::new(),

@@ -46,7 +46,7 @@ use crate::node::Domain;
 use crate::wire::{Head, Kind, Offer};
 pub(crate) use atomic::AtomicRequest;
 use batch::Batch;
-pub(crate) use departed::survives_deaths;
+pub(crate) use departed::Survivor;
 use edges::{PeerEdge, PeerEdges};
 use outstanding::{Outstanding, Pending, Untaken};
 use receives::{ArrivalReader, Receives};
@@ -68,7 +68,7 @@ const READABLE: Rights = Rights {
 const UNTRACKED: u64 = 0;
 /// How long closing an endpoint waits until everything it sent has left.
 const LINGER: Duration = Duration::from_secs(10);
-/// The same if messages may wait for processes that were dead before they were sent.
+/// The same after deaths: messages may wait for processes that were dead before they were sent.
 const LINGER_AFTER_DEATHS: Duration = Duration::from_secs(1);
 
 /// A message that the program sends.
@@ -125,8 +125,7 @@ pub(crate) struct Exchange {
     schedule: Schedule,
     scratch: Vec<u8>,
     pub(crate) sinks: Sinks,
-    /// The library gets to know of deaths from its launcher.
-    survives_deaths: bool,
+    survivor: Survivor,
     /// Messages that a poll could not read in place.
     arrived: VecDeque<Message>,
     queue: CompletionQueue,
@@ -135,7 +134,7 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    pub(crate) fn new(domain: &Domain, endpoint: Endpoint, survives_deaths: bool) -> Exchange {
+    pub(crate) fn new(domain: &Domain, endpoint: Endpoint, survivor: Survivor) -> Exchange {
         let node = domain.node.clone();
         Exchange {
             own: Name {
@@ -152,7 +151,7 @@ impl Exchange {
             schedule: Schedule::new(),
             scratch: Vec::new(),
             sinks: Sinks::default(),
-            survives_deaths,
+            survivor,
             arrived: VecDeque::new(),
             queue: node.completion_queue(),
             endpoint,
@@ -202,7 +201,7 @@ impl Exchange {
     #[inline]
     pub(crate) fn send(&mut self, to: &Name, message: SendRequest) -> Result<(), Failure> {
         let sent = self.send_to(to, message);
-        self.or_taken_by_the_dead(sent, &message)
+        self.or_dropped(sent, &message)
     }
 
     #[inline]
@@ -504,7 +503,7 @@ impl Exchange {
 
     fn on_peer_gone(&mut self, peer: u64, error: &SendError) {
         let Failure(failure) = failure_of(error);
-        let reported = match self.is_hidden(Failure(failure)) {
+        let reported = match self.survivor.hides(Failure(failure)) {
             true => 0,
             false => u64::from(failure.unsigned_abs()),
         };
@@ -530,7 +529,7 @@ impl Exchange {
         if !self.batch.is_empty() {
             self.flush();
         }
-        let linger = match self.survives_deaths {
+        let linger = match self.survivor.has_seen_deaths() {
             true => LINGER_AFTER_DEATHS,
             false => LINGER,
         };

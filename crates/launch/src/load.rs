@@ -106,24 +106,26 @@ fn sort(hosts: &mut [Host], loads: &[NodeLoad]) {
     hosts.sort_by(|one, other| priority(other).total_cmp(&priority(one)));
 }
 
+/// The fresh row of a node with these cores, load average and speed of a core.
+#[cfg(test)]
+pub(crate) fn row(node: u32, cores: u32, load: f64, speed: u32) -> NodeLoad {
+    NodeLoad {
+        node: NodeId(node),
+        load,
+        cores,
+        speed,
+        memory_mib: 1,
+        available_mib: 1,
+        users: 0,
+        jobs: 0,
+        age_s: 0.0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use dipole_node::hosts::Hosts;
-
-    fn load(node: u32, cores: u32, load: f64, speed: u32) -> NodeLoad {
-        NodeLoad {
-            node: NodeId(node),
-            load,
-            cores,
-            speed,
-            memory_mib: 1,
-            available_mib: 1,
-            users: 0,
-            jobs: 0,
-            age_s: 0.0,
-        }
-    }
 
     #[test]
     fn hosts_with_more_idle_speed_come_first_and_those_of_unknown_load_last() {
@@ -133,11 +135,11 @@ mod tests {
         let hosts = Hosts::parse(&text).unwrap();
         let mut hosts: Vec<Host> = hosts.iter().cloned().collect();
         let loads = [
-            load(1, 4, 3.0, 1000),
-            load(3, 2, 0.0, 1000),
-            load(4, 2, 5.0, 1000),
-            load(6, 2, 5.0, 9000),
-            load(5, 2, 0.0, 1000),
+            row(1, 4, 3.0, 1000),
+            row(3, 2, 0.0, 1000),
+            row(4, 2, 5.0, 1000),
+            row(6, 2, 5.0, 9000),
+            row(5, 2, 0.0, 1000),
         ];
         sort(&mut hosts, &loads);
         let order: Vec<u32> = hosts.iter().map(|host| host.node.0).collect();

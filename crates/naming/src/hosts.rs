@@ -81,11 +81,15 @@ impl Host {
     /// there is one, then on each interface.
     #[must_use]
     pub fn directories(&self) -> Vec<SocketAddr> {
-        let interfaces = std::iter::once(&self.address).chain(&self.interfaces);
-        let addresses = self.control.iter().chain(interfaces);
+        let addresses = self.control.into_iter().chain(self.addresses());
         addresses
-            .map(|address| SocketAddr::new(*address, self.port))
+            .map(|address| SocketAddr::new(address, self.port))
             .collect()
+    }
+
+    /// Its address and those of its further interfaces, without the control network.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        std::iter::once(self.address).chain(self.interfaces.iter().copied())
     }
 
     /// The line of a hosts file that describes this node.

@@ -11,7 +11,8 @@ use crate::address::NodeId;
 use crate::envelope::Header;
 use crate::hosts::Hosts;
 use crate::net::any_like;
-use crate::registry::{self, QUERY_BYTES, Registry, Response, Vitality};
+pub use crate::registry::Liveness;
+use crate::registry::{self, QUERY_BYTES, Registry, Response};
 
 /// First pause between two attempts; doubled after each.
 const FIRST_PAUSE_NS: u64 = 20_000_000;
@@ -22,17 +23,6 @@ const MAX_RESPONSES: u32 = 64;
 /// A query without a reply is dropped after this time: the protocol repeats it, or has given up
 /// the peer.
 const GIVE_UP_NS: u64 = 5_000_000_000;
-
-/// State of a silent process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// The process is running.
-    Runs,
-    /// The process is stopped or frozen, so it cannot answer.
-    Stopped,
-    /// The process has ended.
-    Ended,
-}
 
 #[derive(Debug)]
 struct PendingQuery<P> {
@@ -93,12 +83,10 @@ impl<P: Copy + PartialEq> LivenessProber<P> {
         node: NodeId,
         incarnation: u64,
         now_ns: u64,
-    ) -> Option<Verdict> {
+    ) -> Option<Liveness> {
         if node == self.registry.node() {
-            return match self.registry.vitality(incarnation) {
-                Ok(Vitality::Runs) => Some(Verdict::Runs),
-                Ok(Vitality::Stopped) => Some(Verdict::Stopped),
-                Ok(Vitality::Ended) => Some(Verdict::Ended),
+            return match self.registry.liveness(incarnation) {
+                Ok(liveness) => Some(liveness),
                 Err(error) => {
                     tracing::warn!(%error, "cannot find out whether a silent process still runs");
                     None
@@ -130,7 +118,7 @@ impl<P: Copy + PartialEq> LivenessProber<P> {
     }
 
     /// Sends due queries and receives replies without blocking; `report` gets each result.
-    pub fn poll(&mut self, now_ns: u64, mut report: impl FnMut(P, Verdict)) {
+    pub fn poll(&mut self, now_ns: u64, mut report: impl FnMut(P, Liveness)) {
         if self.queries.is_empty() || now_ns < self.checked_ns.saturating_add(CHECK_NS) {
             return;
         }
@@ -163,7 +151,7 @@ impl<P: Copy + PartialEq> LivenessProber<P> {
         }
     }
 
-    fn receive(&mut self, report: &mut impl FnMut(P, Verdict)) {
+    fn receive(&mut self, report: &mut impl FnMut(P, Liveness)) {
         let authenticator = self.registry.authenticator();
         let mut buffer = [0; QUERY_BYTES + 1];
         for socket in self.sockets.iter().flatten() {
@@ -200,16 +188,16 @@ impl<P: Copy + PartialEq> LivenessProber<P> {
                     continue;
                 };
                 let is_expected = opened.header.from == self.queries[position].node;
-                let verdict = match response {
-                    Response::Alive if is_expected => Some(Verdict::Runs),
-                    Response::Stopped if is_expected => Some(Verdict::Stopped),
-                    Response::Ended if is_expected => Some(Verdict::Ended),
+                let liveness = match response {
+                    Response::Alive if is_expected => Some(Liveness::Runs),
+                    Response::Stopped if is_expected => Some(Liveness::Stopped),
+                    Response::Ended if is_expected => Some(Liveness::Ended),
                     Response::WrongNode if !is_expected => None,
                     _ => continue,
                 };
                 let query = self.queries.swap_remove(position);
-                match verdict {
-                    Some(verdict) => report(query.peer, verdict),
+                match liveness {
+                    Some(liveness) => report(query.peer, liveness),
                     None => tracing::warn!(
                         directory = %from,
                         "node {} replies at the address that the hosts file has for node {}; correct one of them",

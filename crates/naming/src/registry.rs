@@ -99,9 +99,9 @@ pub struct Ports {
     pub incarnation: u64,
 }
 
-/// State of a process.
+/// Whether a process is alive, and whether it can answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Vitality {
+pub enum Liveness {
     /// It is running, or waiting for something.
     Runs,
     /// It is alive, but stopped or frozen; or whether it is cannot be seen from here.
@@ -401,15 +401,15 @@ impl Registry {
     /// # Errors
     /// The directory cannot be read.
     pub fn is_alive(&self, incarnation: u64) -> Result<bool, RegistryError> {
-        Ok(self.vitality(incarnation)? != Vitality::Ended)
+        Ok(self.liveness(incarnation)? != Liveness::Ended)
     }
 
     /// State of the process of this node with this incarnation.
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn vitality(&self, incarnation: u64) -> Result<Vitality, RegistryError> {
-        sweep::vitality(&self.folder, incarnation)
+    pub fn liveness(&self, incarnation: u64) -> Result<Liveness, RegistryError> {
+        sweep::liveness(&self.folder, incarnation)
     }
 
     /// The socket for shared memory connections to a process.

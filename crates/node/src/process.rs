@@ -17,7 +17,7 @@ use crate::edges::{Delivery, EdgeRef, EdgeTable, FanOut, OverflowPolicy, TargetT
 use crate::error::SendError;
 use crate::handlers::{Handler, PortTable, PortWork};
 use crate::layer::LayerCounters;
-use crate::liveness::Verdict;
+use crate::liveness::Liveness;
 use crate::queues::QueueTable;
 use crate::receives::PostedReceives;
 use crate::registry::EdgeTraffic;
@@ -282,8 +282,8 @@ impl ProcessState {
 
     /// Applies what the liveness probe reported about a silent peer. The frames it held become
     /// free if it is gone.
-    pub(crate) fn judge(&mut self, now: Instant, peer: PeerId, verdict: Verdict) {
-        self.engine.judge(now, peer, verdict);
+    pub(crate) fn judge(&mut self, now: Instant, peer: PeerId, liveness: Liveness) {
+        self.engine.judge(now, peer, liveness);
         self.advance();
     }
 

@@ -62,7 +62,7 @@ impl Cluster {
     }
 
     /// True if a node receives no packets at other ports than that of its directory any more; false
-    /// if there is no program for that.
+    /// if the rules of `nft` cannot be set.
     fn filter(&self, node: u32) -> bool {
         let namespace = &self.bed.node(node).namespace;
         let rules = "table inet t { chain c { type filter hook input priority 0; \

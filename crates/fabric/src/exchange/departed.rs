@@ -16,28 +16,47 @@ use crate::matching::{Criteria, Posted};
 /// Set to 1 by `mpirun --with-ft ulfm`.
 const ULFM: &str = "OMPI_MCA_mpi_ft_enable";
 
-/// True if the MPI library of this endpoint gets to know of deaths from its launcher. The one that
-/// sends tagged messages (`mtl ofi`) does not survive them.
-pub(crate) fn survives_deaths(info: Option<&Info>) -> bool {
-    let is_transport = info.is_some_and(|info| info.caps & FI_TAGGED == 0);
-    is_transport && std::env::var_os(ULFM).is_some_and(|value| value == "1")
+/// Whether an endpoint hides deaths from its MPI library.
+#[derive(Debug)]
+pub(crate) struct Survivor {
+    /// The library gets to know of deaths from its launcher.
+    is_active: bool,
+    has_seen_deaths: bool,
+}
+
+impl Survivor {
+    /// The transport that sends tagged messages (`mtl ofi`) does not survive deaths, so it sees them.
+    pub(crate) fn of(info: Option<&Info>) -> Survivor {
+        let is_untagged = info.is_some_and(|info| info.caps & FI_TAGGED == 0);
+        Survivor {
+            is_active: is_untagged && std::env::var_os(ULFM).is_some_and(|value| value == "1"),
+            has_seen_deaths: false,
+        }
+    }
+
+    /// True if the library must not see this failure, because the peer is gone.
+    pub(super) fn hides(&mut self, failure: Failure) -> bool {
+        let is_hidden = self.is_active && failure == Failure(FI_ECONNABORTED);
+        self.has_seen_deaths |= is_hidden;
+        is_hidden
+    }
+
+    /// True if a failure was hidden.
+    pub(super) fn has_seen_deaths(&self) -> bool {
+        self.has_seen_deaths
+    }
 }
 
 impl Exchange {
-    /// True if the library does not want to see this failure.
-    pub(super) fn is_hidden(&self, failure: Failure) -> bool {
-        self.survives_deaths && failure == Failure(FI_ECONNABORTED)
-    }
-
-    /// The result of sending a message, which a dead process takes like a living one.
+    /// The result of sending a message, which is dropped if its receiver is dead and that is hidden.
     #[inline]
-    pub(super) fn or_taken_by_the_dead(
+    pub(super) fn or_dropped(
         &mut self,
         sent: Result<(), Failure>,
         message: &SendRequest,
     ) -> Result<(), Failure> {
         match sent {
-            Err(failure) if self.is_hidden(failure) => {
+            Err(failure) if self.survivor.hides(failure) => {
                 self.sinks.complete(message.notify, message.entry());
                 Ok(())
             }

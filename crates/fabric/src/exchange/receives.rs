@@ -601,7 +601,7 @@ impl Exchange {
     }
 
     fn finish_fetch(&mut self, fetch: PendingFetch) {
-        if fetch.failure.is_some_and(|failure| self.is_hidden(failure)) {
+        if (fetch.failure).is_some_and(|failure| self.survivor.hides(failure)) {
             return self.receive_again(fetch.receive);
         }
         let (receive, length) = (&fetch.receive, fetch.offer.length());

@@ -9,8 +9,8 @@
 //! # Source
 //! `bsp-protocols-thesis`, §8.4, table 8.1 and figure 8.5.
 
+mod background;
 mod nodes;
-mod weather;
 
 use std::error::Error;
 use std::fs;
@@ -29,8 +29,8 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use serde::Serialize;
 
+use background::{Change, draw_changes};
 use nodes::Nodes;
-use weather::{Change, forecast};
 
 /// Seconds between two checkpoints or comparisons in the thesis.
 const PERIOD_S: u32 = 120;
@@ -190,7 +190,7 @@ pub(crate) fn execute(
     let folder = tempfile::tempdir()?;
     let solver = compile(folder.path())?;
     let second = Duration::try_from_secs_f64(args.minute / 60.0)?;
-    let changes = forecast(args.seed, PARTS.len(), JOB_TIMEOUT, second);
+    let changes = draw_changes(args.seed, PARTS.len(), JOB_TIMEOUT, second);
     let mut nodes = Nodes::new(&PARTS, &sibling("dipole")?, second)?;
     nodes.start_agents()?;
     let mut lab = Lab {
@@ -282,10 +282,10 @@ struct Lab {
 impl Lab {
     /// Prints the speed of each node, and the part of it that is idle at the start.
     fn print_power(&self, output: &mut Output<'_>) -> Result<(), Box<dyn Error>> {
-        let weather = self.nodes.begin_weather(&self.changes)?;
+        let background = self.nodes.begin_background(&self.changes)?;
         std::thread::sleep(self.second * BEFORE_S);
         let loads = self.nodes.loads();
-        drop(weather);
+        drop(background);
         let rows: Vec<PowerRow> = loads.iter().map(power).collect();
         output.remark(&self.nodes.testbed().description())?;
         output.print_records("", &rows, "\n")?;
@@ -294,7 +294,7 @@ impl Lab {
 
     /// Runs a job.
     fn measure(&mut self, ranks: u32, column: Column) -> Result<MigrationRow, Box<dyn Error>> {
-        let weather = self.nodes.begin_weather(&self.changes)?;
+        let background = self.nodes.begin_background(&self.changes)?;
         // The agents exchange their tables.
         std::thread::sleep(self.second * BEFORE_S);
         let mut order: Vec<u32> = self.nodes.loads().iter().map(|load| load.node.0).collect();
@@ -334,7 +334,7 @@ impl Lab {
             .spawn()?;
         let output = output.wait_with_output()?;
         let seconds = begun.elapsed().as_secs_f64();
-        drop(weather);
+        drop(background);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         if !output.status.success() || !text.contains("VERIFICATION SUCCESSFUL") {
             let errors = String::from_utf8_lossy(&output.stderr).into_owned();

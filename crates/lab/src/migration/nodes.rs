@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use dipole_launch::load::NodeLoad;
 use dipole_testbed::Testbed;
 
-use super::weather::{Average, Change};
+use super::background::{Average, Change};
 
 /// Speed of a core in Mflop/s that agents report, times the node's part of a core.
 const CORE_SPEED: f64 = 2000.0;
@@ -247,7 +247,7 @@ impl Nodes {
 
     /// Lets others compute from now on, until the result is dropped. Load averages begin as after a
     /// long time with the first state.
-    pub(super) fn begin_weather(&self, changes: &[Change]) -> io::Result<Weather> {
+    pub(super) fn begin_background(&self, changes: &[Change]) -> io::Result<BackgroundLoad> {
         {
             let mut averages = self.averages.lock().unwrap_or_else(PoisonError::into_inner);
             for change in changes.iter().filter(|change| change.at.is_zero()) {
@@ -270,7 +270,7 @@ impl Nodes {
             changes: changes.to_vec(),
         };
         let thread = thread::spawn(move || work.run());
-        Ok(Weather {
+        Ok(BackgroundLoad {
             stop,
             thread: Some(thread),
         })
@@ -283,12 +283,12 @@ fn number(index: usize) -> u32 {
 }
 
 /// The work of others, which ends when this is dropped.
-pub(super) struct Weather {
+pub(super) struct BackgroundLoad {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for Weather {
+impl Drop for BackgroundLoad {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {

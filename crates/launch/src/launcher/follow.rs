@@ -325,15 +325,8 @@ mod tests {
 
     fn row(node: u32, load: f64, age_s: f64) -> NodeLoad {
         NodeLoad {
-            node: NodeId(node),
-            load,
-            cores: 2,
-            speed: 1000,
-            memory_mib: 1,
-            available_mib: 1,
-            users: 0,
-            jobs: 0,
             age_s,
+            ..crate::load::row(node, 2, load, 1000)
         }
     }
 

@@ -1,9 +1,9 @@
 //! Migrations: ranks continue on other hosts, and the others keep their processes.
 //!
-//! `dipole migrate` leaves a request in the folder of the job, or `follow` finds better hosts. First the new hosts must answer, then
-//! rank 0 gets the order, and the ranks that move take images. They are started from these while
-//! their former processes wait. Once all have arrived, the launcher decides that they move. If
-//! anything fails before that, the job goes on where it is.
+//! `dipole migrate` leaves a request in the folder of the job, or `follow` finds better hosts. First
+//! the new hosts must answer, then rank 0 gets the order, and the ranks that move take images. They
+//! are started from these while their former processes wait. Once all have arrived, the launcher
+//! decides that they move. If anything fails before that, the job goes on where it is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::folder::failed;
-use super::{Owner, Ports, RegistryError, Vitality, is_locked, pause, random_number};
+use super::{Liveness, Owner, Ports, RegistryError, is_locked, pause, random_number};
 
 /// Longest command line that is stored, in characters.
 const MAX_COMMAND_CHARS: usize = 200;
@@ -93,13 +93,13 @@ pub(super) fn is_alive(path: &Path) -> Result<bool, RegistryError> {
 }
 
 /// State of the process of this file.
-pub(super) fn vitality(path: &Path) -> Result<Vitality, RegistryError> {
+pub(super) fn liveness(path: &Path) -> Result<Liveness, RegistryError> {
     match living(path) {
-        Ok(None) => Ok(Vitality::Ended),
-        Ok(Some(record)) if record.may_pause() => Ok(Vitality::Stopped),
-        Ok(Some(_)) => Ok(Vitality::Runs),
+        Ok(None) => Ok(Liveness::Ended),
+        Ok(Some(record)) if record.may_be_paused() => Ok(Liveness::Stopped),
+        Ok(Some(_)) => Ok(Liveness::Runs),
         // The file is locked, so its owner lives, but which process that is is unknown.
-        Err(RegistryError::Corrupt { .. }) => Ok(Vitality::Stopped),
+        Err(RegistryError::Corrupt { .. }) => Ok(Liveness::Stopped),
         Err(error) => Err(error),
     }
 }
@@ -151,7 +151,7 @@ impl Record {
     }
 
     /// True if the process is stopped or frozen, or if that is unknown.
-    fn may_pause(&self) -> bool {
+    fn may_be_paused(&self) -> bool {
         self.namespace == 0 || self.namespace != pid_namespace() || pause::is_paused(self.owner.pid)
     }
 }

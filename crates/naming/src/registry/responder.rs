@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::messages::{Presence, Query, Response};
 use super::probe::forbid_fragments;
-use super::{Registry, Vitality};
+use super::{Liveness, Registry};
 use crate::address::EndpointId;
 use crate::envelope::{EnvelopeError, Header, Message};
 
@@ -143,10 +143,10 @@ impl Responder {
     }
 
     fn liveness(&self, incarnation: u64) -> Option<Response> {
-        match self.registry.vitality(incarnation) {
-            Ok(Vitality::Runs) => Some(Response::Alive),
-            Ok(Vitality::Stopped) => Some(Response::Stopped),
-            Ok(Vitality::Ended) => Some(Response::Ended),
+        match self.registry.liveness(incarnation) {
+            Ok(Liveness::Runs) => Some(Response::Alive),
+            Ok(Liveness::Stopped) => Some(Response::Stopped),
+            Ok(Liveness::Ended) => Some(Response::Ended),
             Err(error) => {
                 tracing::warn!(%error, "cannot answer a liveness query of another node");
                 None

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::folder::{names, remove};
 use super::{
-    COUNTERS_PREFIX, EDGES_PREFIX, LINKS_PREFIX, RegistryError, SOCKET_PREFIX, Vitality, owner,
+    COUNTERS_PREFIX, EDGES_PREFIX, LINKS_PREFIX, Liveness, RegistryError, SOCKET_PREFIX, owner,
 };
 
 /// Prefixes of file names that end with an incarnation.
@@ -15,20 +15,20 @@ const INCARNATE: [&str; 4] = [SOCKET_PREFIX, EDGES_PREFIX, COUNTERS_PREFIX, LINK
 const ABANDONED: Duration = Duration::from_secs(60);
 
 /// State of the process with this incarnation. An owner whose file is unreadable may be it.
-pub(super) fn vitality(folder: &Path, incarnation: u64) -> Result<Vitality, RegistryError> {
+pub(super) fn liveness(folder: &Path, incarnation: u64) -> Result<Liveness, RegistryError> {
     let wanted = format!("{incarnation:016x}");
     for name in names(folder)? {
         let path = folder.join(&name);
         if name.starts_with("owner-")
             && owner::incarnation(&path).is_none_or(|found| found == wanted)
         {
-            match owner::vitality(&path)? {
-                Vitality::Ended => {}
+            match owner::liveness(&path)? {
+                Liveness::Ended => {}
                 state => return Ok(state),
             }
         }
     }
-    Ok(Vitality::Ended)
+    Ok(Liveness::Ended)
 }
 
 /// True if the process that wrote this file must have died meanwhile.

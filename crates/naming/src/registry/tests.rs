@@ -258,7 +258,7 @@ fn a_process_that_moves_keeps_its_endpoints_and_is_never_taken_for_dead() {
             while !ends.load(Ordering::SeqCst) || reads == 0 {
                 let owner = registry.lookup(EndpointId(7)).unwrap();
                 assert_eq!(owner.unwrap().ports.incarnation, 1);
-                assert_eq!(registry.vitality(1).unwrap(), Vitality::Runs);
+                assert_eq!(registry.liveness(1).unwrap(), Liveness::Runs);
                 reads += 1;
             }
         });
@@ -275,7 +275,7 @@ fn a_process_that_moves_keeps_its_endpoints_and_is_never_taken_for_dead() {
     registry.sweep().unwrap();
     assert!(registry.lookup(EndpointId(7)).unwrap().is_some());
     drop((claim, registration));
-    assert_eq!(registry.vitality(1).unwrap(), Vitality::Ended);
+    assert_eq!(registry.liveness(1).unwrap(), Liveness::Ended);
 }
 
 #[test]

@@ -17,6 +17,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use super::open::open_interface;
 use crate::config::{Config, Links};
+use crate::hosts::Host;
 use crate::process::ProcessState;
 use crate::registry::{Directory, Ports, Registration};
 
@@ -35,10 +36,17 @@ pub(crate) struct AddressPublisher {
 }
 
 impl AddressPublisher {
-    /// The process listens at `ports` from now on, and `from` has become `to`.
-    fn publish(&self, ports: [SocketAddr; 2], from: IpAddr, to: IpAddr) {
+    /// The address of an interface has changed `from` this one. The process listens there at these
+    /// ports, small and bulk, from now on.
+    fn publish(&self, interface: usize, from: IpAddr, [small, bulk]: [SocketAddr; 2]) {
+        if let Some(directory) = &self.directory {
+            directory.move_address(from, small.ip());
+        }
+        // The first interface is the one by which the process is found.
+        if interface > 0 {
+            return;
+        }
         let mut known = self.ports.lock().unwrap_or_else(PoisonError::into_inner);
-        let [small, bulk] = ports;
         *known = Ports {
             small,
             bulk,
@@ -46,9 +54,6 @@ impl AddressPublisher {
         };
         if let Err(cause) = self.registration.set_ports(*known) {
             tracing::warn!("processes that look for this one are sent to {from}: {cause}");
-        }
-        if let Some(directory) = &self.directory {
-            directory.move_address(from, to);
         }
     }
 }
@@ -224,12 +229,7 @@ impl Follower {
         self.driver
             .with(|state, now| state.move_interface(now, interface, link));
         self.must_watch = true;
-        // The first interface is the one by which the process is found.
-        if interface == 0 {
-            self.publisher.publish(ports, from, to);
-        } else if let Some(directory) = &self.publisher.directory {
-            directory.move_address(from, to);
-        }
+        self.publisher.publish(interface, from, ports);
         true
     }
 }
@@ -238,9 +238,7 @@ impl Follower {
 fn listed_addresses(config: &Config) -> Vec<IpAddr> {
     let hosts = config.hosts.reload();
     let own = hosts.as_ref().unwrap_or(&config.hosts).get(config.node);
-    let own = own.into_iter();
-    own.flat_map(|host| std::iter::once(host.address).chain(host.interfaces.iter().copied()))
-        .collect()
+    own.into_iter().flat_map(Host::addresses).collect()
 }
 
 /// Treats a poll that a signal has ended like one that found nothing.

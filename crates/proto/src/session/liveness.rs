@@ -173,10 +173,8 @@ impl Liveness {
     /// Subtracts a time in which this process did not run. What packets have renewed since then
     /// stays as it is.
     pub(crate) fn discount(&mut self, now: Instant, absence_ns: u64) {
-        if let Some(since) = &mut self.owed_since {
-            *since = since.after(absence_ns).min(now);
-        }
-        if let Some(since) = &mut self.silent_since {
+        let times = [&mut self.owed_since, &mut self.silent_since];
+        for since in times.into_iter().flatten() {
             *since = since.after(absence_ns).min(now);
         }
         if self.is_evicting() {

@@ -337,10 +337,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "a process that was not stepped takes its own silence for its peer's",
         file: "crates/proto/src/session/liveness.rs",
         suite: Suite::Protocol("recovery"),
-        snippet: "self.owed_since {
-            *since = since.after(absence_ns).min(now);",
-        replacement: "self.owed_since {
-            *since = (*since).min(now);",
+        snippet: "*since = since.after(absence_ns).min(now);",
+        replacement: "*since = (*since).min(now);",
     },
     Mutant {
         name: "unit-not-widened",

@@ -1,22 +1,9 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::load::row;
 
 const SPEED: u32 = 1000;
-
-fn load(node: u32, cores: u32, load: f64, speed: u32) -> NodeLoad {
-    NodeLoad {
-        node: NodeId(node),
-        load,
-        cores,
-        speed,
-        memory_mib: 1,
-        available_mib: 1,
-        users: 0,
-        jobs: 0,
-        age_s: 0.0,
-    }
-}
 
 /// Hosts 1, 2, ... with these cores and loads, one slot each, and the ranks that are there.
 fn hosts(hosts: &[(u32, f64)], places: &[u32]) -> (Vec<Candidate>, Vec<NodeId>) {
@@ -25,7 +12,7 @@ fn hosts(hosts: &[(u32, f64)], places: &[u32]) -> (Vec<Candidate>, Vec<NodeId>) 
         node: NodeId(node),
         slots: 1,
         ranks: u32::try_from(ranks(node)).unwrap(),
-        load: Some(load(node, *cores, *average, SPEED)),
+        load: Some(row(node, *cores, *average, SPEED)),
         is_refused: false,
     });
     let places = places.iter().copied().map(NodeId).collect();
@@ -76,7 +63,7 @@ fn a_free_core_is_not_left_for_another_free_core_or_a_slightly_faster_one() {
     assert_eq!(moves(&hosts(&[(4, 3.0), (8, 0.0)], &[1]), 1.0), []);
     for (speed, expected) in [(1050, vec![]), (1200, vec![(0, 1, 2)])] {
         let mut job = hosts(&[(2, 1.0), (2, 0.0)], &[1]);
-        job.0[1].load = Some(load(2, 2, 0.0, speed));
+        job.0[1].load = Some(row(2, 2, 0.0, speed));
         assert_eq!(moves(&job, 1.0), expected, "{speed}");
     }
 }
@@ -85,12 +72,12 @@ fn a_free_core_is_not_left_for_another_free_core_or_a_slightly_faster_one() {
 fn a_rank_returns_to_a_fast_host_that_is_idle_again() {
     // The idle speed (n - L) s is 0 everywhere: the rank is all of the load, or would be.
     let mut job = hosts(&[(1, 1.0), (1, 0.0), (1, 0.0)], &[1]);
-    job.0[1].load = Some(load(2, 1, 0.0, 1500));
-    job.0[2].load = Some(load(3, 1, 0.0, 2000));
+    job.0[1].load = Some(row(2, 1, 0.0, 1500));
+    job.0[2].load = Some(row(3, 1, 0.0, 2000));
     assert_eq!(moves(&job, 1.0), [(0, 1, 3)]);
-    job.0[2].load = Some(load(3, 1, 1.0, 2000));
+    job.0[2].load = Some(row(3, 1, 1.0, 2000));
     assert_eq!(moves(&job, 1.0), [(0, 1, 2)]);
-    job.0[1].load = Some(load(2, 1, 1.0, 1500));
+    job.0[1].load = Some(row(2, 1, 1.0, 1500));
     assert_eq!(moves(&job, 1.0), []);
 }
 
@@ -155,7 +142,7 @@ prop_compose! {
         let candidates = (1..).zip(given).map(|(node, (cores, average, slots, ranks, is, speed))| {
             places.extend(std::iter::repeat_n(NodeId(node), ranks as usize));
             let (is_unknown, is_refused) = is;
-            let known = load(node, cores, average + f64::from(ranks), speed * SPEED);
+            let known = row(node, cores, average + f64::from(ranks), speed * SPEED);
             Candidate {
                 node: NodeId(node),
                 slots,

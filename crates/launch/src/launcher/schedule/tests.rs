@@ -3,7 +3,7 @@ use rand::{RngExt, SeedableRng};
 
 use super::super::balance::{Candidate, Proposal, proposals};
 use super::*;
-use crate::load::NodeLoad;
+use crate::load::row;
 
 const EVERY: Duration = Duration::from_secs(120);
 
@@ -178,17 +178,7 @@ impl World {
             node,
             slots: 1,
             ranks: u32::try_from(ranks).expect("few"),
-            load: Some(NodeLoad {
-                node,
-                load: self.averages[known][index - 1],
-                cores: 1,
-                speed: 1000,
-                memory_mib: 1,
-                available_mib: 1,
-                users: 0,
-                jobs: 0,
-                age_s: 0.0,
-            }),
+            load: Some(row(node.0, 1, self.averages[known][index - 1], 1000)),
             is_refused: false,
         }
     }

@@ -25,7 +25,7 @@ pub(super) struct Change {
 
 /// The changes on all nodes, in order, from the start until `end`. `scale` is the length of a second of
 /// the thesis.
-pub(super) fn forecast(seed: u64, nodes: usize, end: Duration, scale: Duration) -> Vec<Change> {
+pub(super) fn draw_changes(seed: u64, nodes: usize, end: Duration, scale: Duration) -> Vec<Change> {
     let mut changes = Vec::new();
     for node in 0..nodes {
         // Another number of nodes does not change the work on the first ones.
@@ -91,14 +91,14 @@ mod tests {
     fn the_work_of_others_depends_on_the_seed_and_on_nothing_else() {
         let second = Duration::from_secs(1);
         let day = Duration::from_secs(86_400);
-        let changes = forecast(3, 4, day, second);
-        assert_eq!(changes, forecast(3, 4, day, second));
-        assert_ne!(changes, forecast(4, 4, day, second));
+        let changes = draw_changes(3, 4, day, second);
+        assert_eq!(changes, draw_changes(3, 4, day, second));
+        assert_ne!(changes, draw_changes(4, 4, day, second));
         let of = |changes: &[Change], node| -> Vec<Change> {
             let own = changes.iter().filter(|change| change.node == node);
             own.copied().collect()
         };
-        let more = forecast(3, 9, day, second);
+        let more = draw_changes(3, 9, day, second);
         for node in 0..4 {
             let own = of(&changes, node);
             assert_eq!(own, of(&more, node));
