@@ -14,9 +14,9 @@ fn a_solver_runs_on_busy_nodes_in_four_ways() {
         eprintln!("SKIPPED: {why}");
         return;
     }
-    // The agents and the launcher are those of the program next to the laboratory.
-    let dipole = built::program("dipole");
-    assert!(dipole.exists());
+    // The agents, the launcher and libbsp are those next to the laboratory.
+    assert!(built::program("dipole").exists());
+    assert!(built::libraries().join("libbsp.so").exists());
     let mut command = isolated_command(env!("CARGO_BIN_EXE_dipole-lab"));
     let output = command
         .args([

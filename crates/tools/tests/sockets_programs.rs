@@ -7,14 +7,10 @@ use std::process::{Command, Output};
 
 use dipole_testbed::isolated_command;
 
-/// Where `cargo test --workspace` leaves the library that `dipole sockets` finds next to itself.
-fn has_library() -> bool {
-    let program = Path::new(env!("CARGO_BIN_EXE_dipole"));
-    let built = program.with_file_name("libdipole_sockets.so").exists();
-    if !built {
-        eprintln!("SKIPPED: libdipole_sockets.so was not built (cargo build -p dipole-sockets)");
-    }
-    built
+/// Builds the library that `dipole sockets` finds next to itself.
+fn build_library() {
+    let library = dipole_testbed::built::libraries().join("libdipole_sockets.so");
+    assert!(library.exists());
 }
 
 /// Prints `LD_PRELOAD` as a program sees it.
@@ -68,9 +64,7 @@ fn run(program: &Path, preload: Option<&str>) -> (Output, String, String) {
 
 #[test]
 fn programs_that_cannot_use_the_library_run_over_plain_tcp_and_are_named() {
-    if !has_library() {
-        return;
-    }
+    build_library();
     let folder = tempfile::tempdir().expect("a folder");
     for (compiler, options, reason, is_fatal) in [
         ("musl-gcc", &[][..], "uses musl", true),
@@ -97,9 +91,7 @@ fn programs_that_cannot_use_the_library_run_over_plain_tcp_and_are_named() {
 
 #[test]
 fn other_programs_get_the_library_without_a_word() {
-    if !has_library() {
-        return;
-    }
+    build_library();
     let folder = tempfile::tempdir().expect("a folder");
     for options in [
         &[][..],
@@ -118,9 +110,7 @@ fn other_programs_get_the_library_without_a_word() {
 
 #[test]
 fn a_script_is_as_able_as_its_interpreter() {
-    if !has_library() {
-        return;
-    }
+    build_library();
     let folder = tempfile::tempdir().expect("a folder");
     let Some(program) = built(folder.path(), "gcc", &["-static"]) else {
         return;
@@ -136,9 +126,7 @@ fn a_script_is_as_able_as_its_interpreter() {
 
 #[test]
 fn the_sanitizer_of_the_user_comes_first() {
-    if !has_library() {
-        return;
-    }
+    build_library();
     let folder = tempfile::tempdir().expect("a folder");
     let Some(program) = built(folder.path(), "gcc", &["-fsanitize=address"]) else {
         return;
