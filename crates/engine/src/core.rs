@@ -84,7 +84,9 @@ impl Core {
     #[inline]
     fn release_frames(&mut self) {
         let mut told = None;
+        let mut is_any_free = false;
         while let Some(slot) = self.machine.poll_released() {
+            is_any_free = true;
             let streamed = self.packer.release(slot);
             if let Some(peer) = streamed
                 && told != streamed
@@ -92,6 +94,8 @@ impl Core {
                 told = streamed;
                 self.ready.notify(WaitKey::Peer(peer));
             }
+        }
+        if is_any_free {
             self.ready.notify(WaitKey::Frame);
         }
     }

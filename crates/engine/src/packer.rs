@@ -1,5 +1,6 @@
 //! Copies messages into frames, once; small messages share frames.
 
+use arrayvec::ArrayVec;
 use dipole_proto::wire::{self, EdgeKey, FRAGMENT_BYTES, HEADER_BYTES, MESSAGE_BYTES};
 use dipole_proto::{BeginError, EdgeId, Frames, Instant, Machine, MessageStart, PeerId, Slot};
 use dipole_record::RecordedMachine;
@@ -439,7 +440,8 @@ impl Packer {
             .min(most);
         // Leave at least one byte for the last piece.
         let full = (total - send.offset).saturating_sub(1).checked_div(length);
-        let mut queued = 0;
+        let bulk = send.bulk.then_some(edge.peer);
+        let mut slots = ArrayVec::<Slot, FRAMES_AHEAD>::new();
         for _ in 0..full.unwrap_or(0).min(room) {
             let Some(slot) = self.frames.take() else {
                 break;
@@ -447,15 +449,18 @@ impl Packer {
             let frame = &mut self.frames.space(slot)[HEADER_BYTES..end];
             send.emit_piece(frame, payload, skipped, length);
             self.frames.fill(slot, end);
-            let bulk = send.bulk.then_some(edge.peer);
             self.frames.set_bulk(slot, bulk);
-            if !machine.queue(edge.peer, slot, send.bulk) {
-                self.frames.put_back(slot);
-                break;
-            }
-            queued += 1;
+            slots.push(slot);
         }
-        if send.bulk && queued > 0 {
+        if slots.is_empty() {
+            return;
+        }
+        if !machine.queue(edge.peer, &slots, send.bulk) {
+            slots
+                .into_iter()
+                .for_each(|slot| self.frames.put_back(slot));
+        } else if send.bulk {
+            let queued = slots.len() as u64;
             self.peer(edge.peer).note_bulk(edge.index, queued);
         }
     }
@@ -615,7 +620,7 @@ impl Packer {
         self.open_frames -= 1;
         self.frames.fill(open.slot, open.end);
         self.frames.set_bulk(open.slot, bulk.then_some(id));
-        if !machine.queue(id, open.slot, bulk) {
+        if !machine.queue(id, &[open.slot], bulk) {
             self.frames.put_back(open.slot);
         }
     }

@@ -215,7 +215,7 @@ impl PacketPort {
         match machine.transmit_alone(now, edge.peer, slot, &mut packer.frames) {
             Some(transmit) => self.send_one(now, core, transmit)?,
             None => {
-                machine.queue(edge.peer, slot, false);
+                machine.queue(edge.peer, &[slot], false);
             }
         }
         if core.machine.has_transmit() || core.packer.has_open_frames() || self.has_batch() {

@@ -435,7 +435,7 @@ mod tests {
         let mut window = SendWindow::default();
         let mut lane = LaneOut::default();
         for slot in 0..3 {
-            window.queue(slot, false);
+            window.queue(&[slot], false);
             let next = window.next(9).expect("queued");
             let number = lane.record(next.piece, 100, Instant(1), true);
             window.sent(next.piece, Flight { lane: 0, number }, 100, Instant(1));

@@ -184,12 +184,11 @@ impl SendWindow {
         }
     }
 
-    /// Queues a filled frame.
-    pub(crate) fn queue(&mut self, slot: Slot, bulk: bool) {
-        if bulk {
-            self.bulk.push_back(slot);
-        } else {
-            self.small.push_back(slot);
+    /// Queues filled frames.
+    pub(crate) fn queue(&mut self, slots: &[Slot], bulk: bool) {
+        match bulk {
+            true => self.bulk.extend(slots),
+            false => self.small.extend(slots),
         }
     }
 

@@ -351,8 +351,8 @@ impl Session {
         }
     }
 
-    pub(crate) fn queue(&mut self, slot: Slot, bulk: bool) {
-        self.window.queue(slot, bulk);
+    pub(crate) fn queue(&mut self, slots: &[Slot], bulk: bool) {
+        self.window.queue(slots, bulk);
     }
 
     pub(crate) fn queue_unreliable(&mut self, slot: Slot, bulk: bool) {

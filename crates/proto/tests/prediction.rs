@@ -241,7 +241,7 @@ fn compare_sending(host: &Host, now: Instant, edge: EdgeId, payload: &[u8]) {
         return;
     };
     ALONE.fetch_add(1, Ordering::Relaxed);
-    assert!(long.queue(edge.peer, slot, false));
+    assert!(long.queue(edge.peer, &[slot], false));
     assert_eq!(long.poll_transmit(now, &mut long_pool), Some(sent));
     assert_eq!(short_pool.frames, long_pool.frames);
     assert_eq!(views(&short, now), views(&long, now));

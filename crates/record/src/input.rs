@@ -80,7 +80,7 @@ pub enum Input<'a> {
     /// `packet_too_long`.
     PacketTooLong(Transmit),
     /// `queue`, with its result.
-    Queue(PeerId, Slot, bool, bool),
+    Queue(PeerId, Vec<Slot>, bool, bool),
     /// `queue_unreliable`, with its result.
     QueueUnreliable(PeerId, Slot, bool, bool),
     /// `begin`.

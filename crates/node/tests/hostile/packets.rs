@@ -140,7 +140,7 @@ impl Packets {
         let end = HEADER_BYTES + record.len();
         self.frames.frames[slot as usize][HEADER_BYTES..end].copy_from_slice(record);
         self.frames.ends[slot as usize] = end;
-        assert!(self.machine.queue(edge.peer, slot, false));
+        assert!(self.machine.queue(edge.peer, &[slot], false));
     }
 
     fn queue_message(&mut self, ends: Ends, is_operation: bool, payload: &[u8]) {

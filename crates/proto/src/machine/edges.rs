@@ -181,13 +181,13 @@ impl Machine {
         })
     }
 
-    /// Queues a filled frame as one unit. Returns false if the peer is gone; the frame then stays
+    /// Queues filled frames, each as one unit. Returns false if the peer is gone; the frames then stay
     /// with the caller.
-    pub fn queue(&mut self, peer: PeerId, slot: Slot, bulk: bool) -> bool {
+    pub fn queue(&mut self, peer: PeerId, slots: &[Slot], bulk: bool) -> bool {
         let Some(session) = self.session_mut(peer) else {
             return false;
         };
-        session.queue(slot, bulk);
+        session.queue(slots, bulk);
         self.wake(peer);
         true
     }

@@ -9,7 +9,7 @@ fn flight(number: u64) -> Flight {
 fn window_with_flying(count: u32) -> SendWindow {
     let mut window = SendWindow::default();
     for slot in 0..count {
-        window.queue(slot, true);
+        window.queue(&[slot], true);
         let next = window.next(u32::MAX).expect("queued");
         window.sent(next.piece, flight(u64::from(slot)), 100, NOW);
     }
@@ -21,7 +21,7 @@ fn notices_need_not_be_acknowledged() {
     let mut window = SendWindow::default();
     window.queue_notices(3);
     assert!(window.has_only_notices() && !window.is_empty());
-    window.queue(4, false);
+    window.queue(&[4], false);
     assert!(!window.has_only_notices());
     for number in 0..2 {
         let next = window.next(8).expect("room");
@@ -32,15 +32,15 @@ fn notices_need_not_be_acknowledged() {
     assert!(window.has_only_notices() && !window.is_empty());
     assert_eq!(window.arrived(Piece::whole(0)), Some(3));
     // The slot now belongs to a message.
-    window.queue(3, false);
+    window.queue(&[3], false);
     assert!(!window.has_only_notices());
 }
 
 #[test]
 fn small_units_overtake_bulk_and_retransmissions_overtake_both() {
     let mut window = window_with_flying(2);
-    window.queue(10, true);
-    window.queue(11, false);
+    window.queue(&[10], true);
+    window.queue(&[11], false);
     assert!(window.lost(Piece::whole(1), flight(1)));
     let order: Vec<Slot> = core::iter::from_fn(|| {
         let next = window.next(10)?;
@@ -77,7 +77,7 @@ fn arrivals_free_slots_once_in_any_order() {
 #[test]
 fn no_more_packets_are_in_flight_than_allowed() {
     let mut window = window_with_flying(2);
-    window.queue(9, false);
+    window.queue(&[9], false);
     assert_eq!(window.next(2), None);
     assert!(window.next(3).is_some());
 }
@@ -86,7 +86,7 @@ fn no_more_packets_are_in_flight_than_allowed() {
 fn a_cleared_window_returns_exactly_the_slots_in_use() {
     let mut window = window_with_flying(3);
     window.arrived(Piece::whole(1));
-    window.queue(7, true);
+    window.queue(&[7], true);
     let mut slots = window.clear();
     slots.sort_unstable();
     assert_eq!(slots, [0, 2, 7]);

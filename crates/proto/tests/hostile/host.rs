@@ -371,7 +371,10 @@ impl Host {
         let slot = self.ledger.free.pop().expect("counted before");
         let end = emit(&mut self.ledger.frames[slot as usize]);
         self.ledger.ends[slot as usize] = end;
-        assert!(self.machine.queue(peer, slot, bulk), "the session exists");
+        assert!(
+            self.machine.queue(peer, &[slot], bulk),
+            "the session exists"
+        );
     }
 
     /// Ends all sessions. Every slot must have been released.

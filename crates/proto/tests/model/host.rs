@@ -403,7 +403,7 @@ impl Host {
         if let Some(buffers) = &mut self.buffers {
             buffers.free -= 1;
         }
-        assert!(self.machine.queue(peer, slot as Slot, false));
+        assert!(self.machine.queue(peer, &[slot as Slot], false));
         self.progress[thread].sent += 1;
         if plan.closes {
             self.edges.remove(&ends);

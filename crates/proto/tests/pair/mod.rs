@@ -618,7 +618,7 @@ impl Host {
         let low = sequence as u32;
         if whole {
             let slot = self.pool.pack(&begun, payload).expect("counted");
-            assert!(self.machine.queue(edge.peer, slot, false));
+            assert!(self.machine.queue(edge.peer, &[slot], false));
             return Ok(sequence);
         }
         for (index, chunk) in payload.chunks(piece).enumerate() {
@@ -641,7 +641,7 @@ impl Host {
             let at = at + wire::FRAGMENT_BYTES;
             frame[at..at + chunk.len()].copy_from_slice(chunk);
             self.pool.ends[slot as usize] = at + chunk.len();
-            assert!(self.machine.queue(edge.peer, slot, true));
+            assert!(self.machine.queue(edge.peer, &[slot], true));
         }
         Ok(sequence)
     }
@@ -674,7 +674,7 @@ impl Host {
             return 0;
         }
         self.pool.ends[slot as usize] = at;
-        assert!(self.machine.queue(messages[0].0.peer, slot, false));
+        assert!(self.machine.queue(messages[0].0.peer, &[slot], false));
         packed
     }
 
@@ -694,7 +694,7 @@ impl Host {
         if unreliable {
             self.machine.queue_unreliable(peer, slot, false)
         } else {
-            self.machine.queue(peer, slot, false)
+            self.machine.queue(peer, &[slot], false)
         }
     }
 }

@@ -102,9 +102,9 @@ impl RecordedMachine {
 
     /// See [`Machine::queue`](dipole_proto::Machine::queue).
     #[inline]
-    pub fn queue(&mut self, peer: PeerId, slot: Slot, bulk: bool) -> bool {
-        let queued = self.machine.queue(peer, slot, bulk);
-        self.note(|it| it.push(&Input::Queue(peer, slot, bulk, queued)));
+    pub fn queue(&mut self, peer: PeerId, slots: &[Slot], bulk: bool) -> bool {
+        let queued = self.machine.queue(peer, slots, bulk);
+        self.note(|it| it.push(&Input::Queue(peer, slots.to_vec(), bulk, queued)));
         queued
     }
 

@@ -16,8 +16,8 @@ impl Replay {
         let mut report = |peer, text| report_call(peer, text, None, observed);
         let (now, machine) = (self.now, &mut self.machine);
         match input {
-            Input::Queue(peer, slot, bulk, queued) => {
-                return same(&machine.queue(*peer, *slot, *bulk), queued);
+            Input::Queue(peer, slots, bulk, queued) => {
+                return same(&machine.queue(*peer, slots, *bulk), queued);
             }
             Input::QueueUnreliable(peer, slot, bulk, queued) => {
                 return same(&machine.queue_unreliable(*peer, *slot, *bulk), queued);
