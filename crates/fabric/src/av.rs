@@ -105,7 +105,7 @@ impl Av {
     }
 
     /// Adds a name; returns its index, or `None` if there are no free ones.
-    fn insert(&self, name: Name) -> Option<u64> {
+    pub(crate) fn insert(&self, name: Name) -> Option<u64> {
         let mut known = lock(&self.known);
         let index = known.count;
         let (chunk, at) = Av::chunk_and_index(index)?;

@@ -11,8 +11,8 @@ use crate::abi::fabric::{FI_READ, FI_RECV, FI_REMOTE_WRITE, FI_SEND, FI_WRITE};
 use crate::descriptor::Descriptor;
 use crate::serial::{self, Serial};
 
-/// Polls without result after which the thread yields the core between two polls.
-const IDLE_POLLS: u32 = 128;
+/// Idle polls after which the thread yields the core between two polls.
+const MAX_IDLE_POLLS: u32 = 128;
 /// Longest sleep of a waiting thread, after which it polls all endpoints again.
 const MAX_SLEEP: Duration = Duration::from_millis(10);
 
@@ -72,8 +72,9 @@ pub(crate) struct Entry {
 
 /// A source of completions: an endpoint.
 pub(crate) trait Source: Send + Sync {
-    /// Advances outstanding operations; true if anything happened.
-    fn progress(&self) -> bool;
+    /// Advances outstanding operations. Returns the number of polls in a row in which nothing happened
+    /// while the program began no operation.
+    fn progress(&self) -> u32;
 
     /// Sleeps until a message arrives, for at most `timeout`.
     fn wait(&self, timeout: Duration);
@@ -101,7 +102,6 @@ pub(crate) struct Sources {
     has_first: AtomicBool,
     others: Mutex<Vec<Arc<dyn Source>>>,
     has_others: AtomicBool,
-    idle: AtomicU32,
     /// The descriptor that programs sleep on, if one was requested.
     descriptor: OnceLock<Descriptor>,
 }
@@ -150,19 +150,13 @@ impl Sources {
     /// Advances the operations of all endpoints and receives messages.
     #[inline]
     pub(crate) fn progress(&self) {
-        let mut moved = self.first().is_some_and(|first| first.progress());
+        let mut idle_polls = self.first().map_or(u32::MAX, |first| first.progress());
         if self.has_others.load(Ordering::Acquire) {
             for endpoint in lock(&self.others).iter() {
-                moved |= endpoint.progress();
+                idle_polls = idle_polls.min(endpoint.progress());
             }
         }
-        // A lost update by a concurrent poll does no harm.
-        let idle = self.idle.load(Ordering::Relaxed);
-        if moved {
-            self.idle.store(0, Ordering::Relaxed);
-        } else if idle < IDLE_POLLS {
-            self.idle.store(idle + 1, Ordering::Relaxed);
-        } else {
+        if idle_polls > MAX_IDLE_POLLS {
             // The program polls again at once, even where there are more ranks than cores.
             std::thread::yield_now();
         }

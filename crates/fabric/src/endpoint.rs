@@ -4,6 +4,8 @@ pub(crate) mod atomic;
 mod messages;
 mod rma;
 mod tagged;
+#[cfg(test)]
+mod tests;
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -187,6 +189,18 @@ impl Ep {
         av.get(index).ok_or(Failure(FI_EINVAL))
     }
 
+    /// Begins an operation of the program.
+    #[inline]
+    fn begin(
+        &self,
+        operation: impl FnOnce(&mut Exchange) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let mut exchange = lock(&self.exchange);
+        operation(&mut exchange)?;
+        exchange.on_operation();
+        Ok(())
+    }
+
     /// The source that a receive is restricted to.
     #[inline]
     fn source(&self, index: u64) -> Result<Option<u64>, Failure> {
@@ -238,13 +252,13 @@ impl Ep {
 
 impl Source for Ep {
     #[inline]
-    fn progress(&self) -> bool {
+    fn progress(&self) -> u32 {
         let mut exchange = lock(&self.exchange);
-        let has_moved = exchange.progress();
-        if !has_moved && exchange.is_peer_check_due() {
+        let idle_polls = exchange.poll_for_program();
+        if idle_polls > 0 && exchange.is_peer_check_due() {
             self.check_peers(&mut exchange);
         }
-        has_moved
+        idle_polls
     }
 
     fn prepare_sleep(&self) -> Option<Duration> {

@@ -371,6 +371,20 @@ impl Exchange {
         has_moved || has_flushed
     }
 
+    /// Like [`progress`](Self::progress), for a program that reads completions. Returns the number of
+    /// such polls in a row in which nothing happened while the program began no operation.
+    #[inline]
+    pub(crate) fn poll_for_program(&mut self) -> u32 {
+        let has_moved = self.progress();
+        self.schedule.count_poll(has_moved)
+    }
+
+    /// The program has begun an operation.
+    #[inline]
+    pub(crate) fn on_operation(&mut self) {
+        self.schedule.on_operation();
+    }
+
     #[inline]
     fn take_messages(&mut self) -> bool {
         let with_network = self.schedule.includes_network(self.edges.shares_memory());

@@ -47,6 +47,11 @@ impl Domain {
     /// Opens this process's node; the error is a text.
     pub(crate) fn open() -> Result<Domain, String> {
         let node = Node::open(config()?).map_err(|error| error.to_string())?;
+        Domain::on(node)
+    }
+
+    /// Opens what a domain needs on a node.
+    pub(crate) fn on(node: Node) -> Result<Domain, String> {
         let regions = node.endpoint(EndpointId::ANY);
         let regions = regions.map_err(|error| error.to_string())?;
         let atomics = Arc::<Atomics>::default();

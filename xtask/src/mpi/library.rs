@@ -110,9 +110,12 @@ impl Library {
                 ("MPIR_CVAR_CH4_NETMOD", "ofi"),
                 ("MPIR_CVAR_NOLOCAL", "1"),
             ],
-            (Library::Mpich, Transport::Tcp) => {
-                &[("FI_PROVIDER", "tcp"), ("MPIR_CVAR_NOLOCAL", "1")]
-            }
+            // Without the netmod the wheel uses UCX, which shares memory inside a node.
+            (Library::Mpich, Transport::Tcp) => &[
+                ("FI_PROVIDER", "tcp"),
+                ("MPIR_CVAR_CH4_NETMOD", "ofi"),
+                ("MPIR_CVAR_NOLOCAL", "1"),
+            ],
             (_, Transport::Dipole) => &[
                 ("OMPI_MCA_pml", "cm"),
                 ("OMPI_MCA_mtl", "ofi"),

@@ -9,7 +9,6 @@ use crate::abi::atomic::{FI_COMPARE_ATOMIC, FI_FETCH_ATOMIC};
 use crate::abi::endpoint::FidEp;
 use crate::abi::errno::{FI_EINVAL, FI_EMSGSIZE, FI_EOPNOTSUPP};
 use crate::arithmetic::{Mode, Operation};
-use crate::completion::lock;
 use crate::exchange::{AtomicRequest, INJECT_BYTES};
 use crate::ffi::{Failure, borrow, call, write_at};
 use crate::memory::{MAX_PIECES, Pieces};
@@ -142,7 +141,7 @@ unsafe fn request(
         notify: ep.transmit.reports(flags),
     };
     let name = ep.name(target.peer)?;
-    lock(&ep.exchange).update(name, &request)?;
+    ep.begin(|exchange| exchange.update(name, &request))?;
     Ok(0)
 }
 
@@ -309,7 +308,8 @@ unsafe fn inject_request(
         context: 0,
         notify: false,
     };
-    lock(&ep.exchange).update(ep.name(target.peer)?, &request)?;
+    let name = ep.name(target.peer)?;
+    ep.begin(|exchange| exchange.update(name, &request))?;
     Ok(0)
 }
 

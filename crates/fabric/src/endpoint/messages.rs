@@ -6,7 +6,6 @@ use super::{CompletionMode, Ep, ep};
 use crate::abi::endpoint::{FidEp, Msg, MsgOps};
 use crate::abi::errno::{FI_EINVAL, FI_EMSGSIZE};
 use crate::abi::fabric::{FI_DELIVERY_COMPLETE, FI_INJECT, FI_MULTI_RECV, FI_REMOTE_CQ_DATA};
-use crate::completion::lock;
 use crate::exchange::{INJECT_BYTES, ReceiveRequest, SendRequest};
 use crate::ffi::{Failure, borrow, call};
 use crate::matching::Criteria;
@@ -58,7 +57,7 @@ impl Ep {
             wants_delivery: flags & FI_DELIVERY_COMPLETE != 0 && !is_injected,
             is_injected,
         };
-        lock(&self.exchange).send(name, request)?;
+        self.begin(|exchange| exchange.send(name, request))?;
         Ok(0)
     }
 
@@ -91,7 +90,7 @@ impl Ep {
             min_room: (flags & FI_MULTI_RECV != 0)
                 .then(|| min_room.load(std::sync::atomic::Ordering::Relaxed)),
         };
-        lock(&self.exchange).post(&request)?;
+        self.begin(|exchange| exchange.post(&request))?;
         Ok(0)
     }
 }

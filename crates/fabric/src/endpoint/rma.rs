@@ -8,7 +8,6 @@ use crate::abi::endpoint::FidEp;
 use crate::abi::errno::FI_EINVAL;
 use crate::abi::fabric::{FI_INJECT, FI_REMOTE_CQ_DATA};
 use crate::abi::rma::{MsgRma, RmaOps};
-use crate::completion::lock;
 use crate::exchange::RmaRequest;
 use crate::ffi::{Failure, borrow, call};
 use crate::memory::Pieces;
@@ -63,7 +62,7 @@ impl Ep {
     ) -> Result<isize, Failure> {
         let request = target.request(local, context, completion);
         let name = self.name(target.peer)?;
-        lock(&self.exchange).read(name, &request)?;
+        self.begin(|exchange| exchange.read(name, &request))?;
         Ok(0)
     }
 
@@ -80,7 +79,7 @@ impl Ep {
             ..target.request(local, context, completion)
         };
         let name = self.name(target.peer)?;
-        lock(&self.exchange).write(name, &request)?;
+        self.begin(|exchange| exchange.write(name, &request))?;
         Ok(0)
     }
 }

@@ -29,7 +29,7 @@ pub(super) static OPS: TaggedOps = TaggedOps {
 
 impl Ep {
     #[inline]
-    fn receive_tagged(
+    pub(super) fn receive_tagged(
         &self,
         to: Pieces,
         criteria: Criteria,
@@ -44,10 +44,13 @@ impl Ep {
             notify: self.receive.reports(flags),
             min_room: None,
         };
-        let mut exchange = lock(&self.exchange);
         if flags & (FI_PEEK | FI_CLAIM | FI_DISCARD) == 0 {
-            exchange.post(&request)?;
-        } else if flags & FI_PEEK != 0 {
+            self.begin(|exchange| exchange.post(&request))?;
+            return Ok(0);
+        }
+        // A program may look for a message again and again while it waits, so these are no operations.
+        let mut exchange = lock(&self.exchange);
+        if flags & FI_PEEK != 0 {
             let mode = match (flags & FI_CLAIM != 0, flags & FI_DISCARD != 0) {
                 (true, _) => PeekMode::Claim,
                 (false, true) => PeekMode::Discard,

@@ -24,6 +24,8 @@ pub(super) struct Schedule {
     round: u64,
     /// Bytes of messages sent in this round.
     sent_bytes: usize,
+    /// Polls in a row in which nothing happened while the program began no operation.
+    idle_polls: u32,
     /// Start of the period without messages through shared memory.
     idle_since: Option<Instant>,
     /// The last poll of shared memory that found nothing.
@@ -38,6 +40,7 @@ impl Schedule {
             polls: 0,
             round: 0,
             sent_bytes: 0,
+            idle_polls: 0,
             idle_since: None,
             polled_at: now,
             peers_checked_at: now,
@@ -66,6 +69,22 @@ impl Schedule {
     #[inline]
     pub(super) fn end_round(&mut self) {
         self.polls = self.polls.wrapping_add(1);
+    }
+
+    /// Counts a poll of the program; returns how many in a row were idle.
+    #[inline]
+    pub(super) fn count_poll(&mut self, has_moved: bool) -> u32 {
+        self.idle_polls = match has_moved {
+            true => 0,
+            false => self.idle_polls.saturating_add(1),
+        };
+        self.idle_polls
+    }
+
+    /// The program has begun an operation, so it does not only wait.
+    #[inline]
+    pub(super) fn on_operation(&mut self) {
+        self.idle_polls = 0;
     }
 
     /// True in every other round.
