@@ -1,31 +1,29 @@
-//! A copy of the workspace for injecting bugs.
+//! A copy of the workspace that contains all bugs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::list::Mutant;
+use super::switch;
 use crate::command::{Failure, at, output_of, root};
 
-/// The copy below `target/mutants`. It shares the build of external crates with the workspace. Our
-/// crates have another version in it, so that cargo does not confuse their builds.
-pub(crate) struct Copy {
-    sources: PathBuf,
-    target: PathBuf,
-    /// Copies of test programs.
-    kept: PathBuf,
+/// The copy below `target/mutants`, with a target directory of its own: tests start the programs
+/// that were built with them, which another build must not replace meanwhile.
+pub(super) struct Copy {
+    pub(super) sources: PathBuf,
+    pub(super) target: PathBuf,
 }
 
 impl Copy {
-    /// Makes the copy equal to the workspace: all files that git tracks or would track. Only files
-    /// that differ are written, so that little has to be rebuilt.
-    pub(crate) fn fresh() -> Result<Copy, Failure> {
+    /// Makes the copy equal to the workspace apart from the bugs: all files that git tracks or
+    /// would track. Only files that differ are written, so that little has to be rebuilt.
+    pub(super) fn with(mutants: &[&Mutant]) -> Result<Copy, Failure> {
         let home = root().join("target").join("mutants");
         let copy = Copy {
             sources: home.join("work"),
-            target: root().join("target"),
-            kept: home.join("kept"),
+            target: home.join("target"),
         };
         let mut git = Command::new("git");
         git.current_dir(root()).args([
@@ -45,66 +43,32 @@ impl Copy {
             // A tracked file may have been removed since.
             .filter(|name| root().join(name).is_file())
             .collect();
+        let read = |path: &Path| {
+            fs::read_to_string(root().join(path)).map_err(|cause| format!("{path:?}: {cause}"))
+        };
+        let switched = switch::switched(mutants, read).map_err(Failure::Text)?;
         for name in &wanted {
-            copy.write(name)?;
+            copy.write(name, &switched)?;
         }
         remove_others(&copy.sources, &copy.sources, &wanted)?;
         Ok(copy)
     }
 
-    fn write(&self, name: &Path) -> Result<(), Failure> {
+    fn write(&self, name: &Path, switched: &BTreeMap<PathBuf, String>) -> Result<(), Failure> {
         let (from, to) = (root().join(name), self.sources.join(name));
-        let mut content = fs::read(&from).map_err(at(&from))?;
-        if name == Path::new("Cargo.toml") {
-            content = with_other_version(&content)?;
-        }
+        let content = match switched.get(name) {
+            Some(text) => text.as_bytes().to_vec(),
+            None => fs::read(&from).map_err(at(&from))?,
+        };
         if fs::read(&to).is_ok_and(|there| there == content) {
             return Ok(());
         }
         if let Some(folder) = to.parent() {
             fs::create_dir_all(folder).map_err(at(folder))?;
         }
-        fs::write(&to, content).map_err(at(&to))
-    }
-
-    /// Injects the bug into the copy of the sources.
-    pub(crate) fn apply(&self, mutant: &Mutant) -> Result<(), Failure> {
-        let path = self.sources.join(mutant.file);
-        let source = fs::read_to_string(&path).map_err(at(&path))?;
-        let mutated = mutant.mutate(&source).map_err(Failure::Text)?;
-        fs::write(&path, mutated).map_err(at(&path))
-    }
-
-    /// Copies a program, so that no build overwrites it.
-    pub(crate) fn keep(&self, program: &Path, name: &str) -> Result<PathBuf, Failure> {
-        fs::create_dir_all(&self.kept).map_err(at(&self.kept))?;
-        let kept = self.kept.join(name);
-        fs::copy(program, &kept).map_err(at(&kept))?;
-        Ok(kept)
-    }
-
-    pub(crate) fn sources(&self) -> &Path {
-        &self.sources
-    }
-
-    pub(crate) fn target(&self) -> &Path {
-        &self.target
-    }
-}
-
-/// The workspace's manifest with the version of the copy.
-fn with_other_version(manifest: &[u8]) -> Result<Vec<u8>, Failure> {
-    let manifest = String::from_utf8_lossy(manifest);
-    let version = env!("CARGO_PKG_VERSION");
-    let (line, other) = (
-        format!("\nversion = \"{version}\"\n"),
-        format!("\nversion = \"{version}+mutant\"\n"),
-    );
-    match manifest.matches(&line).count() {
-        1 => Ok(manifest.replace(&line, &other).into_bytes()),
-        found => Err(Failure::Text(format!(
-            "Cargo.toml has {found} lines with the version {version} instead of one"
-        ))),
+        fs::write(&to, content).map_err(at(&to))?;
+        let permissions = fs::metadata(&from).map_err(at(&from))?.permissions();
+        fs::set_permissions(&to, permissions).map_err(at(&to))
     }
 }
 

@@ -254,6 +254,44 @@ mod tests {
         ));
     }
 
+    /// Binds a socket to the loopback device.
+    fn bind_to_device(socket: &UdpSocket) {
+        let index: libc::c_int = 1;
+        // SAFETY: pointer and length describe `index`, which lives during the call.
+        let result = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_BINDTOIFINDEX,
+                (&raw const index).cast(),
+                libc::socklen_t::try_from(size_of_val(&index)).unwrap(),
+            )
+        };
+        assert_eq!(result, 0, "{}", io::Error::last_os_error());
+    }
+
+    #[test]
+    fn a_port_that_another_socket_could_have_too_is_not_owned() {
+        let shared = udp("127.0.0.1:0");
+        dipole_link::sys::pin_port(shared.as_fd()).unwrap();
+        assert!(judged(&shared).is_ok());
+        sockopt::set_socket_reuseport(&shared, true).unwrap();
+        assert!(matches!(judged(&shared), Err(OwnershipError::Shared)));
+
+        let on_device = udp("127.0.0.1:0");
+        dipole_link::sys::pin_port(on_device.as_fd()).unwrap();
+        bind_to_device(&on_device);
+        assert!(matches!(judged(&on_device), Err(OwnershipError::Shared)));
+
+        let here = Namespace::current().unwrap();
+        let elsewhere = Namespace(here.0 ^ 1);
+        let pinned = udp("127.0.0.1:0");
+        dipole_link::sys::pin_port(pinned.as_fd()).unwrap();
+        assert!(check_ownership(pinned.as_fd(), here).is_ok());
+        let found = check_ownership(pinned.as_fd(), elsewhere);
+        assert!(matches!(found, Err(OwnershipError::OtherNamespace)));
+    }
+
     #[test]
     fn the_other_end_is_known_with_all_its_groups() {
         let (one, _other) = UnixStream::pair().unwrap();

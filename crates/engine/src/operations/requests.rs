@@ -315,3 +315,100 @@ impl Requests {
         (overdue_peers, next)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use dipole_naming::address::Address;
+    use dipole_proto::Machine;
+    use dipole_proto::wire::OperationKind;
+
+    use super::*;
+    use crate::inbox::Buffers;
+
+    /// Edges to two processes of this node.
+    fn edges() -> [EdgeId; 2] {
+        let mut machine = Machine::new(dipole_proto::Config::default(), 1, [2, 3], &[]);
+        let greeting = machine.greeting();
+        [(); 2].map(|()| EdgeId {
+            peer: machine.open_pipe(greeting).expect("room"),
+            index: 0,
+            generation: 0,
+        })
+    }
+
+    fn answer(id: OperationId, value: u64) -> Operation {
+        Operation {
+            kind: OperationKind::Answer(Outcome::Done),
+            wants_answer: false,
+            gives_notice: false,
+            id,
+            key: 0,
+            offset: 0,
+            value,
+        }
+    }
+
+    fn posted(context: u64) -> Option<PostedOperation> {
+        Some(PostedOperation {
+            context,
+            queue: None,
+            to: Address::new(1, 7),
+        })
+    }
+
+    #[test]
+    fn an_answer_counts_only_from_the_process_that_was_asked_and_only_once() {
+        let [asked, other] = edges();
+        let (mut requests, buffers) = (Requests::default(), Arc::new(Buffers::default()));
+        let place = AnswerBuffer::Owned(buffers.take(4));
+        let id = requests.expect(Instant::default(), asked, (false, place), None);
+        let (right, forged) = (answer(id, 5), answer(id, 6));
+        requests.place((other.peer, &forged, 4), 0..4, &b"evil"[..]);
+        let outcome = Outcome::Done;
+        assert_eq!(requests.on_answer(other.peer, &forged, outcome, 4), None);
+        assert!(requests.take(id).is_none(), "the owner has not answered");
+
+        requests.place((asked.peer, &right, 4), 0..4, &b"good"[..]);
+        let key = requests.on_answer(asked.peer, &right, outcome, 4);
+        assert_eq!(key, Some(WaitKey::Operation(id)));
+        assert_eq!(requests.on_answer(asked.peer, &forged, outcome, 4), None);
+        let Some(OperationResult::Done(5, data)) = requests.take(id) else {
+            panic!("the first answer of the owner is the result");
+        };
+        assert_eq!(&data[..], b"good");
+        assert!(requests.take(id).is_none(), "taken once");
+    }
+
+    #[test]
+    fn each_posted_operation_to_a_process_that_ends_fails_exactly_once() {
+        let [ended, other] = edges();
+        let mut requests = Requests::default();
+        let mut post = |edge, context| {
+            let place = (false, AnswerBuffer::None);
+            requests.expect(Instant::default(), edge, place, posted(context))
+        };
+        let (answered, pending, elsewhere) = (post(ended, 1), post(ended, 2), post(other, 3));
+        requests.on_answer(ended.peer, &answer(answered, 9), Outcome::Done, 0);
+        for _ in 0..2 {
+            let keys = requests.fail(
+                |edge| edge.peer == ended.peer,
+                || OperationResult::Gone(None),
+            );
+            assert!(keys.is_empty(), "no thread waits for posted operations");
+        }
+        // Its answer may still arrive through another link.
+        requests.on_answer(ended.peer, &answer(pending, 9), Outcome::Done, 0);
+        let mut finished = Vec::new();
+        while let Some((posted, result)) = requests.next_finished() {
+            let is_done = matches!(result, OperationResult::Done(9, _));
+            assert!(is_done || matches!(result, OperationResult::Gone(None)));
+            finished.push((posted.context, is_done));
+        }
+        assert_eq!(finished, [(1, true), (2, false)]);
+        assert!(!requests.has_finished());
+        requests.on_answer(other.peer, &answer(elsewhere, 9), Outcome::Done, 0);
+        assert!(requests.has_finished(), "the other process goes on");
+    }
+}

@@ -135,11 +135,37 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "answer-without-room-lost",
         effect: "the answer to a peer's memory operation is dropped if it finds no room",
         file: "crates/engine/src/send_answers.rs",
-        suite: Suite::Node("try_again"),
+        suite: Suite::Test("dipole-node", "try_again", ""),
         snippet: "Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => break false,",
         replacement: "Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => {
                     answers.queue.pop_front();
                     break false;
                 }",
+    },
+    Mutant {
+        name: "answer-of-any-process",
+        effect: "an answer of a process other than the target counts",
+        file: "crates/engine/src/operations/requests.rs",
+        suite: Suite::Unit("dipole-engine", "requests"),
+        snippet: "pending.filter(|pending| pending.edge.peer == peer) else",
+        replacement: "pending.filter(|pending| pending.edge.index == 0 || pending.edge.peer == peer) else",
+    },
+    Mutant {
+        name: "operation-completed-twice",
+        effect: "an operation completes again when its process ends or answers again",
+        file: "crates/engine/src/operations/requests.rs",
+        suite: Suite::Unit("dipole-engine", "requests"),
+        snippet: "        if pending.result.is_some() {
+            return None;",
+        replacement: "        if pending.result.is_some() && pending.posted.is_none() {
+            return None;",
+    },
+    Mutant {
+        name: "operations-of-others-failed",
+        effect: "the end of a process fails operations on others",
+        file: "crates/engine/src/operations/requests.rs",
+        suite: Suite::Unit("dipole-engine", "requests"),
+        snippet: "it.result.is_none() && matches(it.edge)",
+        replacement: "it.result.is_none() && (matches(it.edge) || it.posted.is_some())",
     },
 ];
