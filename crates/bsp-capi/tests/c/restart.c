@@ -1,6 +1,6 @@
 /*
  * Supersteps whose result depends on every former one: put, send, a file and registered memory.
- * What the second argument names goes wrong in the middle, once: when a checkpoint is complete.
+ * What the second argument names goes wrong in the middle, once, when a checkpoint is complete.
  */
 #include <bsp.h>
 #include <fcntl.h>
@@ -53,7 +53,6 @@ static void *sleep_for_ever(void *unused)
 int main(int argc, char **argv)
 {
     const char *fault = argc > 2 ? argv[2] : "none";
-    int rounds = argc > 3 ? atoi(argv[3]) : 2 * MIDDLE;
     bsp_begin(bsp_nprocs());
     int p = bsp_nprocs(), s = bsp_pid();
     char marker[4096], name[4096];
@@ -71,7 +70,7 @@ int main(int argc, char **argv)
     bsp_set_tagsize(&tag);
     bsp_push_reg(given, LENGTH * sizeof *given);
     bsp_sync();
-    for (int round = 0; round < rounds; round++) {
+    for (int round = 0; round < 2 * MIDDLE; round++) {
         for (int at = 0; at < LENGTH; at++)
             own[at] = own[at] * 31 + given[at] + (unsigned long)(s + round);
         bsp_put((s + 1) % p, own, given, 0, LENGTH * sizeof *own);
@@ -80,6 +79,11 @@ int main(int argc, char **argv)
             wait_for_checkpoint();
             if (is_first(marker))
                 raise(SIGKILL);
+        }
+        if (round == MIDDLE && s == p - 1 && strcmp(fault, "lose") == 0) {
+            wait_for_checkpoint();
+            if (is_first(marker))
+                pause(); /* until its node is lost */
         }
         bsp_sync();
         int status;
