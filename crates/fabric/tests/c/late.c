@@ -20,7 +20,7 @@ int main(int argc, char **argv)
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    for (int number = 0; number < 20; number++) {
+    for (int number = 0; number < 100; number++) {
         struct timespec time = {0, 5000000};
         if (rank > 0) {
             take(number);
