@@ -347,7 +347,13 @@ impl<'a> Run<'a> {
 
     /// Notes the ranks that have started or ended.
     fn look(&mut self) {
-        let ranks = target::ranks();
+        let mut ranks = target::ranks();
+        for (rank, processes) in &self.ranks {
+            // A process has no environment while it starts another program.
+            if !ranks.contains_key(rank) && processes.iter().copied().any(target::is_running) {
+                ranks.insert(*rank, processes.clone());
+            }
+        }
         let known = std::mem::replace(&mut self.ranks, ranks);
         for rank in 0..self.shape.ranks {
             let (was, is) = (known.get(&rank), self.ranks.get(&rank));

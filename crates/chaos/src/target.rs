@@ -40,6 +40,15 @@ pub(crate) fn ranks() -> Ranks {
     ranks
 }
 
+/// True if the process exists and has not ended.
+pub(crate) fn is_running(process: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
+    let stat = stat.unwrap_or_default();
+    // The name of the program may contain anything.
+    let state = stat.rsplit_once(") ").map(|(_, rest)| rest);
+    state.is_some_and(|state| !state.starts_with(['Z', 'X']))
+}
+
 /// The rank in an environment: variables that end with NUL.
 fn rank(environment: &[u8]) -> Option<u32> {
     let texts = environment.split(|byte| *byte == 0);
@@ -68,5 +77,21 @@ mod tests {
         assert_eq!(rank(b"PMI_RANK=x\0"), None);
         assert_eq!(rank(b"MY_DIPOLE_RANK=3\0\xff\xfe\0"), None);
         assert_eq!(rank(b""), None);
+    }
+
+    #[test]
+    fn a_process_that_was_not_waited_for_has_ended() {
+        let mut child = std::process::Command::new("cat")
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .expect("cat");
+        let process = Pid::from_child(&child);
+        assert!(is_running(process));
+        drop(child.stdin.take());
+        while is_running(process) {
+            std::thread::yield_now();
+        }
+        child.wait().expect("it is a child");
+        assert!(!is_running(process));
     }
 }
