@@ -308,7 +308,7 @@ impl<'a> Run<'a> {
         match event.action {
             Action::Cut { .. } | Action::Unplug { .. } => self.set_path(index, false)?,
             Action::Pause { rank } | Action::Kill { rank } => {
-                let found = target::ranks().remove(&rank).unwrap_or_default();
+                let found = target::ranks(&self.ranks).remove(&rank).unwrap_or_default();
                 let is_pause = matches!(event.action, Action::Pause { .. });
                 let signal = if is_pause { Signal::STOP } else { Signal::KILL };
                 let sent = target::signal(&found, signal);
@@ -347,13 +347,7 @@ impl<'a> Run<'a> {
 
     /// Notes the ranks that have started or ended.
     fn look(&mut self) {
-        let mut ranks = target::ranks();
-        for (rank, processes) in &self.ranks {
-            // A process has no environment while it starts another program.
-            if !ranks.contains_key(rank) && processes.iter().copied().any(target::is_running) {
-                ranks.insert(*rank, processes.clone());
-            }
-        }
+        let ranks = target::ranks(&self.ranks);
         let known = std::mem::replace(&mut self.ranks, ranks);
         for rank in 0..self.shape.ranks {
             let (was, is) = (known.get(&rank), self.ranks.get(&rank));

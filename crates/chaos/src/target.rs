@@ -17,8 +17,9 @@ const VARIABLES: [&str; 4] = [
 /// The processes of each rank, in order of their ids.
 pub(crate) type Ranks = BTreeMap<u32, Vec<Pid>>;
 
-/// Finds the processes of all ranks. A process inherits the rank of its parent.
-pub(crate) fn ranks() -> Ranks {
+/// Finds the processes of all ranks; `known` are those found before. A process inherits the rank of
+/// its parent.
+pub(crate) fn ranks(known: &Ranks) -> Ranks {
     let mut ranks = Ranks::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -37,11 +38,17 @@ pub(crate) fn ranks() -> Ranks {
     for processes in ranks.values_mut() {
         processes.sort_unstable_by_key(|process| process.as_raw_nonzero());
     }
+    for (rank, processes) in known {
+        // A process has no environment while it starts another program.
+        if !ranks.contains_key(rank) && processes.iter().copied().any(is_running) {
+            ranks.insert(*rank, processes.clone());
+        }
+    }
     ranks
 }
 
 /// True if the process exists and has not ended.
-pub(crate) fn is_running(process: Pid) -> bool {
+fn is_running(process: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
     let stat = stat.unwrap_or_default();
     // The name of the program may contain anything.

@@ -39,8 +39,8 @@ pub fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
-        let is_of_test = ["CARGO_PKG_", "CARGO_MANIFEST_", "OUT_DIR"];
-        if is_of_test.iter().any(|prefix| text.starts_with(prefix)) {
+        let prefixes = ["CARGO_PKG_", "CARGO_MANIFEST_", "OUT_DIR"];
+        if prefixes.iter().any(|prefix| text.starts_with(prefix)) {
             cargo.env_remove(name);
         }
     }

@@ -7,20 +7,12 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use dipole_testbed::Testbed;
+use dipole_testbed::{Testbed, built};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 /// A program that runs longer than this hangs.
 const LIMIT: Duration = Duration::from_secs(120);
-
-/// The preloaded library where `cargo test --workspace` leaves it.
-fn library() -> Option<PathBuf> {
-    let test = std::env::current_exe().expect("a test has a path");
-    let places = test.ancestors().skip(1).take(2);
-    let mut libraries = places.map(|folder| folder.join("libdipole_sockets.so"));
-    libraries.find(|library| library.exists())
-}
 
 /// A node for one test.
 struct Place {
@@ -29,15 +21,11 @@ struct Place {
 }
 
 impl Place {
-    fn new() -> Option<Place> {
-        let Some(library) = library() else {
-            eprintln!(
-                "SKIPPED: libdipole_sockets.so was not built (cargo build -p dipole-sockets)"
-            );
-            return None;
-        };
-        let folder = tempfile::tempdir().expect("a folder");
-        Some(Place { folder, library })
+    fn new() -> Place {
+        Place {
+            folder: tempfile::tempdir().expect("a folder"),
+            library: built::libraries().join("libdipole_sockets.so"),
+        }
     }
 
     fn command(&self, program: &str, words: &[&str]) -> Command {
@@ -106,7 +94,7 @@ fn opened(mut child: Child) -> (Child, BufReader<std::process::ChildStdout>) {
 
 #[test]
 fn cat_dd_and_a_shell_send_and_receive() {
-    let Some(place) = Place::new() else { return };
+    let place = Place::new();
     let seed = std::env::var("DIPOLE_SEED").map_or(17, |seed| seed.parse().expect("a number"));
     println!("DIPOLE_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
@@ -139,7 +127,7 @@ fn cat_dd_and_a_shell_send_and_receive() {
 
 #[test]
 fn a_file_goes_from_node_to_node() {
-    let Some(place) = Place::new() else { return };
+    let place = Place::new();
     if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return;
@@ -171,7 +159,7 @@ fn a_file_goes_from_node_to_node() {
 
 #[test]
 fn a_read_returns_one_message_and_leaves_the_rest_of_a_longer_one() {
-    let Some(place) = Place::new() else { return };
+    let place = Place::new();
     let (reader, mut said) = opened(place.python(
         "
 import os, select
@@ -204,7 +192,7 @@ for length in [10, 20, 4000, 1, 1]:
 
 #[test]
 fn a_stream_ends_with_its_last_sender_and_a_killed_server_is_an_error() {
-    let Some(place) = Place::new() else { return };
+    let place = Place::new();
     let reads = "
 import os
 fd = os.open('/dev/dipole/7', os.O_RDONLY)
@@ -263,7 +251,7 @@ sys.stdin.read()
 
 #[test]
 fn a_failed_open_reports_the_reason() {
-    let Some(place) = Place::new() else { return };
+    let place = Place::new();
     let (mut holder, _said) = opened(place.python(
         "
 import os, time

@@ -113,7 +113,7 @@ impl Programs {
             .map(|target| kind_of_units(target.0))
             .collect::<BTreeSet<_>>()
         {
-            command.arg(format!("--{kind}s").replace("--libs", "--lib"));
+            command.arg(if kind == "lib" { "--lib" } else { "--bins" });
         }
         let output = command
             .stderr(Stdio::inherit())
