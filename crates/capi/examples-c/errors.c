@@ -22,6 +22,12 @@ int main(void)
     CHECK_FAILS(dp_mmap(fd, NULL), EFAULT, "dpmmap_t is a null pointer");
     CHECK_FAILS(dp_recv_copy(fd, NULL, 0, NULL, DP_MORE, 0), EINVAL, "flags");
 
+    /* Only DP_IO makes a descriptor carry messages: others lose none silently. */
+    CHECK(write(fd, "lost", 4) == -1 && errno == EPIPE);
+    int queue = dp_queue_open();
+    CHECK(queue >= 0 && write(queue, "lost", 4) == -1 && errno == EPIPE);
+    CHECK(dp_queue_close(queue) == 0);
+
     /* Numbers that are not endpoints. */
     int file = dup(0);
     const int numbers[] = { -1, file, 999999, INT32_MAX };

@@ -1,26 +1,32 @@
 //! A descriptor whose readiness the library controls, and whose last `close` it detects.
 //!
-//! It is one end of a socket pair; the library keeps the other end. Sending a byte makes the
-//! user's end readable; clearing that means reading at the user's end, by its descriptor number
-//! in this process. The user's end is writable unless we fill its send buffer; draining it from
-//! our end makes it writable again, which is an edge for an edge-triggered epoll. When the
-//! user's end and all its copies are closed, our end reports a hang-up.
+//! It is one end of a pair of packet sockets; the library keeps the other end. Sending a byte makes
+//! the user's end readable; clearing that means reading at the user's end, by its descriptor number
+//! in this process. One packet stays in the user's send buffer: whether the rest is enough to be
+//! writable depends on the length of the buffer, and a longer one is an edge for an edge-triggered
+//! epoll. When the user's end and all its copies are closed, our end reports a hang-up.
 //!
-//! A pipe would be cheaper but cannot be made (un)writable; an eventfd does not report that it
-//! was closed. Reading or writing the descriptor is harmless: it only changes what `poll`
-//! returns to that user.
+//! Our end does not receive, so `write` on the descriptor fails with `EPIPE`, without a signal
+//! because these are packets. `read` returns the byte, and only changes what `poll` returns. A pipe
+//! would be cheaper but cannot be made (un)writable; an eventfd does not report that it was closed.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt,
+};
 
-/// Requested send buffer size; the kernel raises it to its minimum.
-const MIN_BUFFER_BYTES: usize = 1;
-/// Bytes per write when filling the send buffer.
-const FILLING: [u8; 1024] = [0; 1024];
+/// Requested send buffer of a descriptor that is not writable; the kernel raises it to its minimum,
+/// about 4.5 KiB.
+const SHORT_BUFFER_BYTES: usize = 1;
+/// Requested send buffer of a descriptor that is writable.
+const LONG_BUFFER_BYTES: usize = 64 << 10;
+/// The packet in the buffer: more than a quarter of a short one, so that it is not writable, and
+/// less than a quarter of a long one.
+const FILLING: [u8; 2048] = [0; 2048];
 
 /// The end that the library holds.
 #[derive(Debug)]
@@ -41,8 +47,10 @@ impl Signal {
     pub fn pair() -> io::Result<(Signal, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (own, user) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        sockopt::set_socket_send_buffer_size(&user, MIN_BUFFER_BYTES)?;
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        sockopt::set_socket_send_buffer_size(&user, LONG_BUFFER_BYTES)?;
+        rustix::net::send(&user, &FILLING, SendFlags::NOSIGNAL)?;
+        rustix::net::shutdown(&own, Shutdown::Read)?;
         let signal = Signal {
             own,
             number: user.as_raw_fd(),
@@ -115,26 +123,11 @@ impl Signal {
         if self.writable == writable {
             return Ok(());
         }
-        if writable {
-            let mut bytes = [0; 4096];
-            loop {
-                match rustix::net::recv(&self.own, &mut bytes[..], RecvFlags::DONTWAIT) {
-                    Ok((_, 0)) | Err(Errno::AGAIN | Errno::CONNRESET) => break,
-                    Ok(_) | Err(Errno::INTR) => {}
-                    Err(error) => return Err(error.into()),
-                }
-            }
-        } else {
-            let user = self.users_end(self.number)?;
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            loop {
-                match rustix::net::send(user, &FILLING, flags) {
-                    Ok(_) | Err(Errno::INTR) => {}
-                    Err(Errno::AGAIN) => break,
-                    Err(error) => return Err(error.into()),
-                }
-            }
-        }
+        let bytes = match writable {
+            true => LONG_BUFFER_BYTES,
+            false => SHORT_BUFFER_BYTES,
+        };
+        sockopt::set_socket_send_buffer_size(self.users_end(self.number)?, bytes)?;
         self.writable = writable;
         Ok(())
     }
@@ -143,7 +136,7 @@ impl Signal {
     #[must_use]
     pub fn is_closed(&self) -> bool {
         let timeout = Timespec::default();
-        let mut polled = [PollFd::new(&self.own, PollFlags::RDHUP)];
+        let mut polled = [PollFd::new(&self.own, PollFlags::empty())];
         matches!(poll(&mut polled, Some(&timeout)), Ok(1..))
     }
 
@@ -224,6 +217,16 @@ mod tests {
             assert_eq!(edges(), 0);
             signal.clear_readable(None).unwrap();
         }
+    }
+
+    #[test]
+    fn nothing_can_be_written() {
+        let (mut signal, user) = Signal::pair().unwrap();
+        for writable in [true, false, true] {
+            signal.set_writable(writable).unwrap();
+            assert_eq!(rustix::io::write(&user, b"lost"), Err(Errno::PIPE));
+        }
+        assert!(!signal.is_closed());
     }
 
     #[test]

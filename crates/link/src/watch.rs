@@ -36,7 +36,7 @@ impl Watch {
             &self.epoll,
             descriptor,
             data,
-            epoll::EventFlags::RDHUP,
+            epoll::EventFlags::empty(),
         )?)
     }
 
