@@ -168,11 +168,12 @@ int dp_own_address(int fd, struct dp_address *address);
 #define DP_MORE 2       /* more messages follow: this one may wait and share its packet */
 #define DP_UNRELIABLE 4 /* deliver at most once, without retransmission; does not wait */
 
-/* The longest message, 1 GiB; a longer one fails with EMSGSIZE. A call that does not wait (DP_DONTWAIT,
- * O_NONBLOCK, timeout_ns 0) takes a shorter one, because all of it must find room at once: for a
- * process of another node as much as seven eighths of DIPOLE_FRAMES packets hold (about 1.2 MB by
- * default), 32 MiB for one of this node or for several targets. A longer one fails with EMSGSIZE,
- * and dp_error() returns a text with the limit. */
+/* The longest message unless DIPOLE_MAX_MESSAGE_BYTES raises this limit (up to 4294967231); a longer
+ * one fails with EMSGSIZE. A call that does not wait (DP_DONTWAIT, O_NONBLOCK, timeout_ns 0) takes a
+ * shorter one, because all of it must find room at once: for a process of another node as much as
+ * seven eighths of DIPOLE_FRAMES packets hold (about 1.2 MB by default), 32 MiB for one of this node
+ * or for several targets. A longer one fails with EMSGSIZE, and dp_error() returns a text with the
+ * limit. */
 #define DP_MAX_MESSAGE_BYTES 1073741824
 
 /* Sends a message; returns len. */
@@ -213,8 +214,9 @@ int dp_flush(int fd);
 /* Sends messages that wait because of DP_MORE, then waits until everything that the endpoint sent is
  * acknowledged, also with dp_send_to() and dp_reply(): it is in the token buffer pools of the
  * receiving processes then. Returns 0 also if such a process received everything and has ended
- * since; ECONNRESET if it ended before. EDESTADDRREQ if the endpoint has no targets and nothing
- * else is unacknowledged. A negative time waits forever; 0 fails with ETIMEDOUT at once. */
+ * since; ECONNRESET if it ended before; ECONNREFUSED if it has refused a message. EDESTADDRREQ if the
+ * endpoint has no targets and nothing else is unacknowledged. A negative time waits forever; 0 fails
+ * with ETIMEDOUT at once. */
 int dp_drain(int fd, int64_t timeout_ns);
 
 /*
@@ -660,7 +662,9 @@ int dp_init(const struct dp_node_options *options);
 int dp_finalize(int64_t timeout_ns);
 
 #define DP_NONBLOCK 1 /* for dp_open_with: sets O_NONBLOCK */
-#define DP_IO 2       /* for dp_open_with: read() and write() of the descriptor carry messages */
+/* For dp_open_with: read() and write() of the descriptor carry messages. Without it, write() fails with
+ * EPIPE and read() returns no message. */
+#define DP_IO 2
 
 struct dp_open_options {
     size_t size;

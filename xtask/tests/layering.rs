@@ -30,7 +30,7 @@ const MAY_USE: [(&str, &[&str]); 29] = [
     (
         "node",
         &[
-            "proto", "link", "record", "bpf", "naming", "model", "driver", "engine",
+            "proto", "link", "record", "bpf", "naming", "model", "driver", "engine", "trace",
         ],
     ),
     ("group", &["proto", "node"]),
@@ -39,7 +39,7 @@ const MAY_USE: [(&str, &[&str]); 29] = [
     ("bsp", &["checkpoint", "link", "model", "node", "trace"]),
     ("bsp-capi", &["bsp", "model", "reshuffle"]),
     ("reshuffle", &["bsp"]),
-    ("capi", &["naming", "node", "group", "streams", "trace"]),
+    ("capi", &["naming", "node", "group", "streams"]),
     ("python", &["node", "group", "bsp", "reshuffle"]),
     ("fabric", &["link", "node", "trace"]),
     ("sockets", &["link"]),

@@ -15,13 +15,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use dipole_node::{Address, Endpoint, Message};
-use dipole_trace::waits::WaitRecorder;
 
 use crate::carrier::{Carrier, Owner};
 use crate::failure::Failure;
 use crate::ffi;
 use crate::per_process::{Instance, PerProcess, generation, lock};
-use crate::process::{self, CloseOrder, OpenObjects, endpoint_address};
+use crate::process::{self, CloseOrder, OpenObjects};
 use crate::table::Table;
 
 /// An open endpoint.
@@ -41,8 +40,8 @@ pub(crate) struct Handle {
     nonblocking: AtomicBool,
     /// How long a call waits before it reads the flags.
     pub(crate) probe: Duration,
-    /// Records what calls wait for, if `DIPOLE_TRACE` is set.
-    pub(crate) recorder: Option<Arc<WaitRecorder>>,
+    /// True if the waits of calls are recorded.
+    pub(crate) is_traced: bool,
     /// How long closing waits for what was written to the descriptor.
     pub(crate) linger: Duration,
     /// With `DP_IO`, what carries messages through the descriptor.
@@ -76,14 +75,6 @@ impl Targets {
         known.retain(|other| *other != target);
         self.several.store(known.len() > 1, Ordering::Relaxed);
         known.len() < before
-    }
-
-    /// The target, if there is exactly one.
-    pub(crate) fn only(&self) -> Option<Address> {
-        match lock(&self.known)[..] {
-            [only] => Some(only),
-            _ => None,
-        }
     }
 
     #[inline]
@@ -227,10 +218,7 @@ pub(crate) fn insert(
 ) -> Result<c_int, Failure> {
     let fd = descriptor.as_raw_fd();
     let process = process::current();
-    let recorder = process.recorder();
-    if let Some(recorder) = &recorder {
-        recorder.add_endpoint(endpoint_address(endpoint.address()));
-    }
+    let is_traced = process.open_node()?.is_traced();
     let handle = Arc::new(Handle {
         generation: generation(),
         fd,
@@ -241,7 +229,7 @@ pub(crate) fn insert(
         copied: AtomicBool::new(false),
         nonblocking: AtomicBool::new(nonblocking),
         probe,
-        recorder,
+        is_traced,
         linger: process.linger(),
         carrier: OnceLock::new(),
     });

@@ -3,15 +3,13 @@
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
-use dipole_node::{Endpoint, Message, ReceiveError, SendError, Timeout, interruptible};
-use dipole_trace::waits::{Cause, WaitEnd};
+use dipole_node::{Endpoint, LongWait, Message, ReceiveError, SendError, Timeout, interruptible};
 
 use crate::address::Address;
 use crate::failure::Failure;
 use crate::ffi::{self, Buffer, Out, call};
 use crate::handle::{self, Handle};
 use crate::per_process::lock;
-use crate::process::endpoint_address;
 
 /// Shorter messages are copied to the caller's buffer; longer buffers are passed to the node, which
 /// may receive into them directly.
@@ -21,7 +19,7 @@ const SHORT_BYTES: usize = 4 << 10;
 pub const DP_DONTWAIT: c_int = 1;
 /// More messages follow: this one may wait for them and share their packet.
 pub const DP_MORE: c_int = 2;
-/// The longest message in bytes.
+/// The longest message in bytes, unless `DIPOLE_MAX_MESSAGE_BYTES` is set.
 pub const DP_MAX_MESSAGE_BYTES: i64 = dipole_node::MAX_MESSAGE_BYTES.cast_signed();
 /// Send without retransmission: the message arrives at most once.
 pub const DP_UNRELIABLE: c_int = 4;
@@ -41,8 +39,7 @@ pub(crate) fn timeout(flags: c_int, timeout_ns: i64) -> Timeout {
 }
 
 /// Runs `attempt` with the timeout of a call on a descriptor, and again if the descriptor turns out
-/// to block. `is_timeout` recognizes time-outs, which must not have changed anything;
-/// `describe` describes the wait.
+/// to block. `is_timeout` recognizes time-outs, which must not have changed anything.
 #[inline]
 fn with_timeout<A>(
     handle: &Handle,
@@ -50,7 +47,6 @@ fn with_timeout<A>(
     timeout: Timeout,
     is_timeout: impl Fn(&Failure) -> bool,
     attempt: impl Fn(Timeout) -> Result<A, Failure>,
-    describe: impl Fn(Option<&A>) -> WaitEnd,
 ) -> Result<A, Failure> {
     if timeout == Timeout::Zero {
         return attempt(timeout);
@@ -61,51 +57,21 @@ fn with_timeout<A>(
         (false, Timeout::After(limit)) if limit <= handle.probe => return attempt(timeout),
         (false, _) => Timeout::After(handle.probe),
     };
-    match attempt(first) {
+    let mut whole = LongWait::new();
+    let tried = match handle.is_traced {
+        true => whole.part(|| attempt(first)),
+        false => attempt(first),
+    };
+    match tried {
         Err(failure) if is_timeout(&failure) => match handle.look_nonblocking(fd)? {
             true if first == Timeout::Zero => Err(failure),
             true => attempt(Timeout::Zero),
-            false => interruptible(|| {
-                recorded(handle, || attempt(timeout.after(handle.probe)), describe)
-            }),
+            false => {
+                let left = timeout.after(handle.probe);
+                interruptible(|| whole.last_part(|| attempt(left)))
+            }
         },
         answer => answer,
-    }
-}
-
-/// Runs `attempt` once more after a first failure, and records the wait if that is requested.
-fn recorded<A>(
-    handle: &Handle,
-    attempt: impl Fn() -> Result<A, Failure>,
-    describe: impl Fn(Option<&A>) -> WaitEnd,
-) -> Result<A, Failure> {
-    let Some(recorder) = &handle.recorder else {
-        return attempt();
-    };
-    let probe_ns = u64::try_from(handle.probe.as_nanos()).unwrap_or(0);
-    let began_ns = recorder.now_ns().saturating_sub(probe_ns);
-    let answer = attempt();
-    recorder.record(began_ns, describe(answer.as_ref().ok()));
-    answer
-}
-
-/// A wait for a message: the sender and length of the one that arrived, if one did.
-fn receive_wait(handle: &Handle, arrived: Option<(dipole_node::Address, usize)>) -> WaitEnd {
-    WaitEnd {
-        cause: arrived.map_or(Cause::Nothing, |_| Cause::Message),
-        own: Some(endpoint_address(handle.endpoint.address())),
-        peer: arrived.map(|(from, _)| endpoint_address(from)),
-        bytes: arrived.map_or(0, |(_, bytes)| bytes as u64),
-    }
-}
-
-/// A wait for room at a receiver, which is known if there is only one target.
-fn send_wait(handle: &Handle, to: Option<dipole_node::Address>, bytes: usize) -> WaitEnd {
-    WaitEnd {
-        cause: Cause::Room,
-        own: Some(endpoint_address(handle.endpoint.address())),
-        peer: to.map(endpoint_address),
-        bytes: bytes as u64,
     }
 }
 
@@ -155,8 +121,7 @@ pub(crate) fn send(
             false => attempt(timeout),
         };
     }
-    let describe = |_: Option<&()>| send_wait(handle, handle.targets.only(), message.len());
-    with_timeout(handle, fd, timeout, is_out_of_time, attempt, describe)
+    with_timeout(handle, fd, timeout, is_out_of_time, attempt)
 }
 
 /// True if the send might succeed with more time.
@@ -170,19 +135,16 @@ fn is_out_of_time(failure: &Failure) -> bool {
 #[inline]
 pub(crate) fn receive(handle: &Handle, fd: c_int, timeout: Timeout) -> Result<Message, Failure> {
     let attempt = |endpoint: &Endpoint, timeout| endpoint.receive_max(usize::MAX, timeout);
-    receive_with(handle, fd, timeout, attempt, |message| {
-        Some((message.source(), message.len()))
-    })
+    receive_with(handle, fd, timeout, attempt)
 }
 
-/// Receives with `attempt`, which gets the time to wait; `arrived` returns source and length.
+/// Receives with `attempt`, which gets the time to wait.
 #[inline]
 fn receive_with<R>(
     handle: &Handle,
     fd: c_int,
     timeout: Timeout,
     attempt: impl Fn(&Endpoint, Duration) -> Result<R, ReceiveError>,
-    arrived: impl Fn(&R) -> Option<(dipole_node::Address, usize)>,
 ) -> Result<R, Failure> {
     let is_timeout = |failure: &Failure| {
         matches!(
@@ -196,8 +158,7 @@ fn receive_with<R>(
         }
         received => Ok(received?),
     };
-    let describe = |received: Option<&R>| receive_wait(handle, received.and_then(&arrived));
-    with_timeout(handle, fd, timeout, is_timeout, attempt, describe)
+    with_timeout(handle, fd, timeout, is_timeout, attempt)
 }
 
 /// Sends a message; returns its length.
@@ -251,8 +212,7 @@ pub unsafe extern "C" fn dp_send_to(
                 }
                 Ok(())
             };
-            let describe = |_: Option<&()>| send_wait(handle, Some(to), message.len());
-            with_timeout(handle, fd, timeout, is_out_of_time, attempt, describe)
+            with_timeout(handle, fd, timeout, is_out_of_time, attempt)
         })?;
         Ok(len.cast_signed())
     })
@@ -347,10 +307,7 @@ pub unsafe extern "C" fn dp_recv_many(
                 endpoint.receive_many_timeout(&mut received, limit, timeout)?;
                 Ok(received)
             };
-            let received = receive_with(handle, fd, timeout, attempt, |messages| {
-                let first = messages.first()?;
-                Some((first.source(), messages.iter().map(|one| one.len()).sum()))
-            })?;
+            let received: Vec<Message> = receive_with(handle, fd, timeout, attempt)?;
             for (index, message) in received.iter().enumerate() {
                 // SAFETY: at most `limit` messages were received, and by contract the array has as
                 // many elements.
@@ -396,8 +353,7 @@ pub unsafe extern "C" fn dp_recv_copy(
                 buffer.fill(&message);
                 Ok((message.len(), message.source()))
             };
-            let arrived = |&(length, from): &(usize, dipole_node::Address)| Some((from, length));
-            let (length, from) = receive_with(handle, fd, timeout, attempt, arrived)?;
+            let (length, from) = receive_with(handle, fd, timeout, attempt)?;
             source.write(from.into());
             Ok(length.cast_signed())
         })

@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use dipole_node::job::Job;
-use dipole_node::{Address, Config, Node};
-use dipole_trace::waits::{EndpointAddress, WaitRecorder};
+use dipole_node::{Config, Node};
 
 use crate::failure::Failure;
 use crate::per_process::{Instance, PerProcess, lock};
@@ -21,8 +20,6 @@ static JOB: OnceLock<Job> = OnceLock::new();
 pub(crate) struct Process {
     node: Mutex<Option<OpenNode>>,
     objects: Mutex<BTreeMap<CloseOrder, &'static dyn OpenObjects>>,
-    /// Records of what calls waited for, if `DIPOLE_TRACE` is set.
-    recorder: OnceLock<Option<Arc<WaitRecorder>>>,
 }
 
 /// All objects of one kind that C programs hold open.
@@ -80,26 +77,6 @@ impl Process {
         }
     }
 
-    /// Where waits are recorded; `None` if `DIPOLE_TRACE` is not set or no file can be created.
-    pub(crate) fn recorder(&self) -> Option<Arc<WaitRecorder>> {
-        let open = || {
-            let directory = dipole_node::trace_dir()?;
-            let rank = job().ok().map(|job| (job.rank, job.size));
-            match WaitRecorder::create(&directory, rank) {
-                Ok(recorder) => Some(Arc::new(recorder)),
-                Err(cause) => {
-                    let directory = directory.display();
-                    eprintln!(
-                        "libdipole: this process is not traced: cannot create a file in \
-                         {directory} (DIPOLE_TRACE): {cause}"
-                    );
-                    None
-                }
-            }
-        };
-        self.recorder.get_or_init(open).clone()
-    }
-
     /// How long waiting calls spin before they sleep.
     pub(crate) fn spin(&self) -> Duration {
         let open = lock(&self.node);
@@ -138,9 +115,6 @@ impl Process {
             objects.close_all();
         }
         let closed = open.node.close(timeout.unwrap_or(open.linger));
-        if let Some(Some(recorder)) = self.recorder.get() {
-            recorder.close();
-        }
         for objects in objects.range(CloseOrder::Endpoints..).map(|(_, it)| it) {
             objects.close_all();
         }
@@ -164,14 +138,6 @@ pub(crate) fn job() -> Result<&'static Job, Failure> {
             let job = Job::from_env()?;
             Ok(JOB.get_or_init(|| job))
         }
-    }
-}
-
-/// An endpoint's address in the format of traces.
-pub(crate) fn endpoint_address(address: Address) -> EndpointAddress {
-    EndpointAddress {
-        node: address.node.0,
-        endpoint: address.endpoint.0,
     }
 }
 

@@ -5,12 +5,8 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
 
-use dipole_node::{
-    CompletionQueue, EndpointId, ReceiveError, RegionMemory, Timeout, interruptible,
-};
-use dipole_trace::waits::{Cause, WaitEnd, WaitRecorder};
+use dipole_node::{CompletionQueue, EndpointId, RegionMemory, Timeout, interruptible};
 
 use crate::address::Address;
 use crate::edge::EDGES;
@@ -18,7 +14,7 @@ use crate::failure::Failure;
 use crate::ffi::{self, Out, call};
 use crate::handle::{self, FileId, Handle};
 use crate::per_process::{PerProcess, lock};
-use crate::process::{self, CloseOrder, OpenObjects, endpoint_address};
+use crate::process::{self, CloseOrder, OpenObjects};
 
 /// A posted message has been sent.
 pub const DP_SENT: c_int = 1;
@@ -77,8 +73,6 @@ pub(crate) struct OpenQueue {
     queue: CompletionQueue,
     /// Endpoints that are attached or have posted receives.
     endpoints: Mutex<HashMap<EndpointId, Weak<Handle>>>,
-    /// Records what calls wait for, if `DIPOLE_TRACE` is set.
-    recorder: Option<Arc<WaitRecorder>>,
 }
 
 impl OpenQueue {
@@ -145,24 +139,6 @@ impl OpenQueue {
         }
     }
 
-    /// Waits for a completion, and records the wait if that is requested.
-    fn wait(&self, timeout: Duration) -> Result<Option<dipole_node::Completion>, ReceiveError> {
-        let Some(recorder) = &self.recorder else {
-            return self.queue.wait(timeout);
-        };
-        let at_once = self.queue.poll()?;
-        if at_once.is_some() {
-            return Ok(at_once);
-        }
-        let began_ns = recorder.now_ns();
-        let found = self.queue.wait(timeout);
-        recorder.record(
-            began_ns,
-            wait_end(found.as_ref().ok().and_then(Option::as_ref)),
-        );
-        found
-    }
-
     /// Fills the first elements of an array of `count`; returns their number.
     ///
     /// # Safety
@@ -178,7 +154,7 @@ impl OpenQueue {
         let mut filled = 0;
         while filled < count {
             let next = match waited {
-                Some(timeout) if filled == 0 => interruptible(|| self.wait(timeout)),
+                Some(timeout) if filled == 0 => interruptible(|| self.queue.wait(timeout)),
                 _ => self.queue.poll(),
             };
             match next {
@@ -196,25 +172,6 @@ impl OpenQueue {
             }
         }
         Ok(filled)
-    }
-}
-
-/// Describes a wait by the completion that ended it, if there was one.
-fn wait_end(completion: Option<&dipole_node::Completion>) -> WaitEnd {
-    use dipole_node::Completion as Done;
-    let (cause, peer, bytes) = match completion {
-        Some(Done::Received { message, .. }) => {
-            (Cause::Message, Some(message.source()), message.len())
-        }
-        Some(Done::Filled { source, length, .. }) => (Cause::Message, Some(*source), *length),
-        Some(_) => (Cause::Completion, None, 0),
-        None => (Cause::Nothing, None, 0),
-    };
-    WaitEnd {
-        cause,
-        own: None,
-        peer: peer.map(endpoint_address),
-        bytes: bytes as u64,
     }
 }
 
@@ -248,7 +205,6 @@ pub extern "C" fn dp_queue_open() -> c_int {
             file: handle::identify(fd)?,
             queue,
             endpoints: Mutex::default(),
-            recorder: process.recorder(),
         };
         // There may be an entry of a queue whose descriptor was closed with `close`.
         process.register(CloseOrder::Queues, &AllQueues);

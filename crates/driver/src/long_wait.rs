@@ -18,12 +18,15 @@ thread_local! {
 struct Progress {
     waited_ns: u64,
     report_at_ns: u64,
+    /// True if the wait ends with this part even if that fails.
+    is_last: bool,
 }
 
 impl Progress {
     const NEW: Progress = Progress {
         waited_ns: 0,
         report_at_ns: FIRST_REPORT_NS,
+        is_last: true,
     };
 }
 
@@ -54,12 +57,30 @@ impl LongWait {
     /// Runs `body`, a part of the wait: the driver counts its waits on this thread together with
     /// those of earlier parts, and reports what they are for.
     pub fn part<R>(&mut self, body: impl FnOnce() -> R) -> R {
+        self.run(false, body)
+    }
+
+    /// Like [`part`](Self::part), for a part after which the wait is over even if it fails.
+    pub fn last_part<R>(&mut self, body: impl FnOnce() -> R) -> R {
+        self.run(true, body)
+    }
+
+    /// How long, in nanoseconds, earlier parts of this thread's wait have lasted, and whether its next
+    /// part is the last one; 0 and true for a wait without parts.
+    #[must_use]
+    pub fn earlier_parts() -> (u64, bool) {
+        let progress = WHOLE.get().unwrap_or(Progress::NEW);
+        (progress.waited_ns, progress.is_last)
+    }
+
+    fn run<R>(&mut self, is_last: bool, body: impl FnOnce() -> R) -> R {
         struct Restore(Option<Progress>);
         impl Drop for Restore {
             fn drop(&mut self) {
                 WHOLE.set(self.0);
             }
         }
+        self.progress.is_last = is_last;
         let _restore = Restore(WHOLE.replace(Some(self.progress)));
         let result = body();
         self.progress = WHOLE.get().unwrap_or(self.progress);
@@ -105,6 +126,7 @@ impl Part {
         let Progress {
             waited_ns: before_ns,
             report_at_ns,
+            ..
         } = self.0;
         report_at_ns.saturating_sub(before_ns.saturating_add(waited_ns))
     }

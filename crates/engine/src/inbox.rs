@@ -406,9 +406,9 @@ impl Inbox {
         (!message.is_notice).then(|| message.length())
     }
 
-    /// Length of the oldest message.
-    pub(crate) fn next_length(&self) -> Option<usize> {
-        self.queue.front().map(|token| token.message.length())
+    /// The oldest message.
+    pub(crate) fn next(&self) -> Option<&Message> {
+        self.queue.front().map(|token| &token.message)
     }
 
     /// True if there are no messages.

@@ -64,7 +64,7 @@ impl Engine {
     /// # Errors
     /// The length of a message that does not fit, which stays in the queue.
     pub fn take_into(&mut self, now: Instant, endpoint: u32, memory: &Memory) -> Option<Taken> {
-        let Some(length) = self.next_length(endpoint) else {
+        let Some((_, length)) = self.next_arrival(endpoint) else {
             self.core.dispatch.offer(endpoint, memory);
             return None;
         };
@@ -94,7 +94,7 @@ impl Engine {
         endpoint: u32,
         posted: impl Fn(usize) -> Option<&'a Memory>,
     ) -> Option<(usize, Taken)> {
-        let length = self.next_length(endpoint)?;
+        let (_, length) = self.next_arrival(endpoint)?;
         let dispatch = &mut self.core.dispatch;
         let all = || (0..).map_while(&posted);
         let placed = dispatch.next_placed(endpoint);
@@ -195,16 +195,13 @@ impl Engine {
         state.inbox.set_arena(bytes)
     }
 
-    /// Length of the oldest message of an endpoint.
+    /// Source and length of the oldest message of an endpoint.
     #[inline]
     #[must_use]
-    pub fn next_length(&self, endpoint: u32) -> Option<usize> {
-        self.core
-            .dispatch
-            .endpoints
-            .get(endpoint)?
-            .inbox
-            .next_length()
+    pub fn next_arrival(&self, endpoint: u32) -> Option<(Address, usize)> {
+        let state = self.core.dispatch.endpoints.get(endpoint)?;
+        let message = state.inbox.next()?;
+        Some((message.source(), message.length()))
     }
 
     /// Endpoints that have sent to this one and are still open.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use dipole_proto::wire::{HEADER_BYTES, MESSAGE_BYTES};
+use dipole_proto::wire::{HEADER_BYTES, MESSAGE_BYTES, RefusedReason};
 use dipole_proto::{EdgeError, EdgeId, Instant, PeerId};
 
 use super::Engine;
@@ -558,6 +558,12 @@ impl Engine {
                 packed && !self.packets.has_batch() && core.machine.is_acknowledged(peer)
             }
         }
+    }
+
+    /// Why the peer refuses messages of an edge, if it has refused one.
+    #[must_use]
+    pub fn refusal(&self, edge: EdgeId) -> Option<RefusedReason> {
+        self.core.machine.refusal(edge)
     }
 
     /// True if a peer is gone but had acknowledged everything.

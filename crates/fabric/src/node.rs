@@ -93,6 +93,8 @@ fn config() -> Result<Config, String> {
         None => placement()?,
     };
     let mut config = Config::from_env_at(links, place).map_err(|error| error.to_string())?;
+    // MPI polls: its waits are those of its completion queues.
+    config.recordings.trace_dir = None;
     if Job::has_launcher() {
         // It ends the job when a rank dies. A silent rank may be stopped, by a batch system or a
         // debugger, or on a machine that is being moved.

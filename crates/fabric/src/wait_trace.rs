@@ -3,7 +3,6 @@
 
 use std::sync::{Arc, OnceLock};
 
-use dipole_node::job::Job;
 use dipole_trace::waits::{Cause, EndpointAddress, PollTracker, WaitEnd, WaitRecorder};
 
 use crate::abi::fabric::{FI_RECV, FI_REMOTE_WRITE};
@@ -20,21 +19,8 @@ pub(crate) struct WaitTrace {
 impl WaitTrace {
     /// `None` if waits of this process are not recorded.
     pub(crate) fn of_process() -> Option<WaitTrace> {
-        let recorder = RECORDER.get_or_init(|| {
-            let directory = dipole_node::trace_dir()?;
-            let rank = Job::rank_and_size();
-            match WaitRecorder::create(&directory, rank) {
-                Ok(recorder) => Some(Arc::new(recorder)),
-                Err(cause) => {
-                    let directory = directory.display();
-                    eprintln!(
-                        "dipole: this process is not traced: cannot create a file in {directory} \
-                         (DIPOLE_TRACE): {cause}"
-                    );
-                    None
-                }
-            }
-        });
+        let recorder = RECORDER
+            .get_or_init(|| dipole_node::wait_recorder(dipole_node::trace_dir()?.as_path()));
         recorder.clone().map(|recorder| WaitTrace {
             recorder,
             polls: PollTracker::default(),

@@ -349,8 +349,25 @@ impl Group {
             .bytes)
     }
 
-    /// Waits for a message from `from`, and probes it from time to time.
+    /// Waits for a message from `from`.
     fn wait_message(
+        &mut self,
+        context: &CallContext,
+        key: &MessageKey,
+        from: usize,
+    ) -> Result<PendingMessage, GroupError> {
+        let traced = self.port.trace_wait();
+        let received = self.await_message(context, key, from);
+        if let Some(traced) = traced {
+            let length = received.as_ref().ok().map(|message| message.bytes.len());
+            let arrived = length.map(|length| (self.roster.address(from), length));
+            traced.end_receive(Some(self.port.address()), arrived);
+        }
+        received
+    }
+
+    /// Waits for a message from `from`, and probes it from time to time.
+    fn await_message(
         &mut self,
         context: &CallContext,
         key: &MessageKey,

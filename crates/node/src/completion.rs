@@ -65,8 +65,20 @@ impl CompletionQueue {
         }
         let what = |_: &ProcessState| "a completion queue to have an entry".to_string();
         let keys = [WaitKey::Queue(self.id.0)];
+        let traced = self.inner.trace_wait(until);
         let waited =
             (self.inner.driver).wait(until, &keys, &what, |state, now| self.take(state, now));
+        if let Some(traced) = traced {
+            match &waited {
+                Ok(Ok(Completion::Received { message, .. })) => {
+                    traced.end_receive(None, Some((message.source(), message.len())));
+                }
+                Ok(Ok(Completion::Filled { source, length, .. })) => {
+                    traced.end_receive(None, Some((*source, *length)));
+                }
+                _ => traced.end_operation(None, waited.is_ok()),
+            }
+        }
         match waited {
             Ok(Ok(entry)) => Ok(Some(entry)),
             Err(WaitError::TimedOut { .. }) => Ok(None),
@@ -232,11 +244,15 @@ impl CompletionCounter {
         }
         let what = |_: &ProcessState| format!("{count} operations to be done");
         let keys = [WaitKey::Queue(self.id.0)];
+        let traced = self.inner.trace_wait(until);
         let waited = self.inner.driver.wait(until, &keys, &what, |state, _| {
             let (_, _, queues) = state.parts();
             let counts = queues.counts(self.id);
             (counts.sent + counts.failed >= count).then_some(counts)
         });
+        if let Some(traced) = traced {
+            traced.end_operation(None, waited.is_ok());
+        }
         match waited {
             Ok(counts) => Ok(Some(counts)),
             Err(WaitError::TimedOut { .. }) => Ok(None),

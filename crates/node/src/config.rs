@@ -9,6 +9,7 @@ use dipole_driver::nanoseconds;
 use dipole_link::fault::Plan;
 use dipole_link::udp::PortRange;
 use dipole_proto::wire::Trailers;
+use dipole_proto::{LIMIT_OF_MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES};
 
 use dipole_bpf::grant::DEFAULT_PATH;
 use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES};
@@ -59,6 +60,8 @@ pub mod variables {
     pub const BUSY_POLL: &str = "DIPOLE_BUSY_POLL";
     /// Limit of unread bytes in this process, separately over the network and in shared memory.
     pub const POOL_BYTES: &str = "DIPOLE_POOL_BYTES";
+    /// Longest message, in bytes.
+    pub const MAX_MESSAGE_BYTES: &str = "DIPOLE_MAX_MESSAGE_BYTES";
     /// Limit of packets in flight from this process.
     pub const FRAMES: &str = "DIPOLE_FRAMES";
     /// Limit of this user's processes on this node.
@@ -82,6 +85,15 @@ pub enum Links {
     Udp,
     /// Packets only, over the bpf link; an error on interfaces where it cannot be opened.
     Bpf,
+}
+
+/// Files in which a process records what it does.
+#[derive(Clone, Debug, Default)]
+pub struct Recordings {
+    /// A pcap file that captures all packets.
+    pub capture: Option<PathBuf>,
+    /// The directory of traces of waits (`docs/design/traces.md`).
+    pub trace_dir: Option<PathBuf>,
 }
 
 impl std::str::FromStr for Links {
@@ -138,8 +150,8 @@ pub struct Config {
     pub linger: Duration,
     /// Faults and shortages to inject.
     pub fault: Option<Plan>,
-    /// A pcap file that captures all packets.
-    pub capture: Option<PathBuf>,
+    /// Where this process records what it does.
+    pub recordings: Recordings,
     /// Limit of open endpoints in this process.
     pub max_endpoints: u32,
     /// This user's limits on this node, in addition to those in [`LIMITS_FILE`]; the smaller ones
@@ -214,7 +226,7 @@ impl Config {
             connect_timeout: Duration::from_secs(30),
             linger: Duration::from_secs(5),
             fault: None,
-            capture: None,
+            recordings: Recordings::default(),
             max_endpoints: MAX_ENDPOINTS,
             user_limits: UserLimits::default(),
             profile_dir: None,
@@ -307,6 +319,13 @@ impl Config {
         if let Some(bytes) = number_in(variables::POOL_BYTES, MIN_POOL_BYTES, u64::MAX / 2)? {
             self.set_pool_bytes(bytes);
         }
+        if let Some(bytes) = number_in(
+            variables::MAX_MESSAGE_BYTES,
+            MAX_MESSAGE_BYTES,
+            LIMIT_OF_MAX_MESSAGE_BYTES,
+        )? {
+            self.protocol.max_message_bytes = bytes;
+        }
         if let Some(count) = number_in(variables::FRAMES, MIN_FRAMES, MAX_FRAMES)? {
             self.protocol.frames = count;
         }
@@ -343,7 +362,7 @@ impl Config {
     pub fn may_share_memory(&self) -> bool {
         match self.links {
             Links::Shm => true,
-            Links::Auto => !self.injects_into_link() && self.capture.is_none(),
+            Links::Auto => !self.injects_into_link() && self.recordings.capture.is_none(),
             Links::Udp | Links::Bpf => false,
         }
     }
@@ -436,7 +455,10 @@ impl Config {
             u64::MAX / 2,
         )?;
         config.fault = parsed(variables::FAULT, "a fault plan such as drop=0.01,seed=7")?;
-        config.capture = variable(variables::CAPTURE).map(PathBuf::from);
+        config.recordings = Recordings {
+            capture: variable(variables::CAPTURE).map(PathBuf::from),
+            trace_dir: environment::trace_dir(),
+        };
         if let Some(broker) = variable(variables::BROKER) {
             config.broker = broker.into();
         }

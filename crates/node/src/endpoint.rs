@@ -464,8 +464,8 @@ impl Endpoint {
     /// in their token buffer pools.
     ///
     /// # Errors
-    /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Broken`], for the first target
-    /// that failed; the others have been waited for. [`SendError::NoTarget`]: the endpoint has no
+    /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Refused`], [`SendError::Broken`],
+    /// for the first target that failed; the others have been waited for. [`SendError::NoTarget`]: the endpoint has no
     /// targets, and nothing that it sent to addresses is unacknowledged or lost.
     pub fn drain(&self, timeout: Duration) -> Result<(), SendError> {
         self.check_usable()?;
@@ -491,7 +491,10 @@ impl Endpoint {
         }
         for target in sent_to {
             let taken = self.inner.wait_acknowledged(&target, left());
-            if matches!(taken, Err(SendError::PeerGone { .. })) {
+            if matches!(
+                taken,
+                Err(SendError::PeerGone { .. } | SendError::Refused { .. })
+            ) {
                 driver.with(|state, _| {
                     let (engine, edges, _) = state.parts();
                     edges.reported_loss(engine, id, &target);

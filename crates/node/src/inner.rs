@@ -13,6 +13,7 @@ use crate::process::ProcessState;
 use crate::profiles::Profiles;
 use crate::progress::ProgressThread;
 use crate::registry::{Directory, Ports, Registration};
+use crate::trace::{TracedWait, WaitTrace};
 use dipole_driver::{Driver, Timeout, WaitError, WaitKey};
 
 #[derive(Debug)]
@@ -31,6 +32,8 @@ pub(crate) struct Inner {
     /// Unless the process is only on a loopback address.
     pub(crate) follower: Option<AddressFollower>,
     pub(crate) profiles: Profiles,
+    /// If waits are recorded.
+    pub(crate) trace: Option<WaitTrace>,
 }
 
 impl Inner {
@@ -38,6 +41,12 @@ impl Inner {
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.fork.is_child()
+    }
+
+    /// Begins a wait that is recorded, if waits are.
+    #[inline]
+    pub(crate) fn trace_wait(&self, until: Timeout) -> Option<TracedWait> {
+        self.trace.as_ref().and_then(|trace| trace.begin(until))
     }
 
     pub(crate) fn ports(&self) -> Ports {

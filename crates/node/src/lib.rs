@@ -53,6 +53,7 @@ mod region;
 mod report;
 mod slots;
 mod stats;
+mod trace;
 mod waits;
 
 use dipole_naming::{address, environment, key, limits, lines, liveness};
@@ -62,7 +63,7 @@ pub use address::{Address, AddressError, EndpointId, NodeId};
 pub use bytes::Bytes;
 pub use cancel::{cancellable, is_cancelled};
 pub use completion::{CompletionCounter, CompletionQueue};
-pub use config::{Config, ConfigError, Links, variables};
+pub use config::{Config, ConfigError, Links, Recordings, variables};
 pub use dipole_driver::{LongWait, Timeout, interruptible};
 pub use dipole_engine::{
     Arriving, Context, Data, Departure, GoneReason, MAX_DEPARTURES, Message, Notice, Operation,
@@ -99,4 +100,5 @@ pub use queues::{Completion, CompletionCounts};
 pub use region::{Outcome, Region, RegionError, RegionMemory, Rights};
 pub use slots::Slots;
 pub use stats::{GAUGES, Stats, drop_reasons};
+pub use trace::{TracedWait, wait_recorder};
 pub use waits::Waits;

@@ -7,7 +7,7 @@ use dipole_link::fork::ForkMark;
 use dipole_link::{Class, Link};
 
 use crate::Message;
-use crate::address::{EndpointId, NodeId};
+use crate::address::{Address, EndpointId, NodeId};
 use crate::completion::{CompletionCounter, CompletionQueue};
 use crate::config::{Config, Links};
 use crate::control::Control;
@@ -26,6 +26,7 @@ use crate::progress::ProgressThread;
 use crate::registry::{ClaimError, Directory, Ports, Registry, RegistryError};
 use crate::slots::Slots;
 use crate::stats::Stats;
+use crate::trace::WaitTrace;
 use dipole_driver::Clock;
 use dipole_driver::Driver;
 use dipole_engine::{Departure, Engine, Paths};
@@ -61,13 +62,12 @@ impl Node {
         let clock = Clock::new();
         let (link, mut choice) = open_link(&config, clock)?;
         let caps = link.caps();
-        let ports = |incarnation| Ports {
+        let incarnation = rand::random::<u64>().max(1);
+        let ports = Ports {
             small: link.local(Class::Small),
             bulk: link.local(Class::Bulk),
             incarnation,
         };
-        let incarnation = rand::random::<u64>().max(1);
-        let ports = ports(incarnation);
         let mut protocol = config.protocol.clone();
         protocol.node = config.node.0;
         protocol.packet_bytes = caps.max_frame_bytes;
@@ -115,6 +115,7 @@ impl Node {
         Ok(Node {
             inner: Arc::new(Inner {
                 driver,
+                trace: WaitTrace::open(&config),
                 config,
                 registration,
                 ports,
@@ -145,6 +146,12 @@ impl Node {
     #[must_use]
     pub fn ports(&self) -> Ports {
         self.inner.ports()
+    }
+
+    /// True if waits of this process are recorded: [`Config::trace_dir`].
+    #[must_use]
+    pub fn is_traced(&self) -> bool {
+        self.inner.trace.is_some()
     }
 
     /// A counter of the layer above, which tools show under this name.
@@ -190,6 +197,12 @@ impl Node {
             ClaimError::Forked { .. } => OpenError::Forked,
             ClaimError::Registry(cause) => registry_error(&self.inner.config, cause),
         })?;
+        if let Some(trace) = &self.inner.trace {
+            trace.add_endpoint(Address {
+                node: self.id(),
+                endpoint: id,
+            });
+        }
         Ok(Endpoint::new(Arc::clone(&self.inner), claim))
     }
 

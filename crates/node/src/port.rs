@@ -21,6 +21,7 @@ use crate::landed::{Landed, SlotMessage};
 use crate::process::ProcessState;
 use crate::region::{Region, RegionMemory, Rights};
 use crate::slots::{Arrival, Slots};
+use crate::trace::TracedWait;
 use crate::{Endpoint, Message};
 use dipole_driver::nanoseconds;
 use dipole_driver::{Timeout, WaitCondition, WaitError, WaitKey};
@@ -248,6 +249,12 @@ impl ActivePort {
                 Err(WaitError::Broken(cause)) => return Err(PortError::Broken(cause)),
             }
         }
+    }
+
+    /// Begins a wait of a layer above that consists of several calls, if waits are recorded.
+    #[must_use]
+    pub fn trace_wait(&self) -> Option<TracedWait> {
+        self.inner.trace_wait(Timeout::Infinite)
     }
 
     /// True if this thread is inside the handler.

@@ -11,12 +11,20 @@ use dipole_node::{Address, Config, EndpointId, Links, MAX_MESSAGE_BYTES, Node, N
 const SOON: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn node(folder: &Path, links: Links) -> Node {
+fn config(folder: &Path, links: Links) -> Config {
     let mut config = Config::local(NodeId(1), folder.to_owned());
     config.links = links;
     // A lost process is reported soon.
     config.protocol.peer_timeout_ns = 1_000_000_000;
     config.linger = Duration::ZERO;
+    config
+}
+
+fn node(folder: &Path, links: Links) -> Node {
+    open(config(folder, links))
+}
+
+fn open(config: Config) -> Node {
     let node = Node::open(config).expect("a node");
     // Peers get answers while the test makes no calls.
     node.start_progress().expect("a thread");
@@ -103,6 +111,49 @@ fn what_a_lost_process_had_not_acknowledged_is_reported_once() {
     from.send_to(address(8), b"x").expect("room");
     from.drain(PATIENCE).expect("it arrives");
     assert!(end.receive().is_ok());
+}
+
+#[test]
+fn the_limit_of_messages_can_be_chosen_by_each_process() {
+    const LONG: usize = 300_000;
+    let limited = |folder: &Path, links, bytes: usize| {
+        let mut config = config(folder, links);
+        config.protocol.max_message_bytes = bytes as u64;
+        open(config)
+    };
+    for links in [Links::Udp, Links::Shm] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let here = limited(folder.path(), links, LONG);
+        let there = limited(folder.path(), links, LONG - 1);
+        let from = here.endpoint(EndpointId(1)).expect("free");
+        let end = there.endpoint(EndpointId(7)).expect("free");
+        let long = vec![7; LONG];
+        from.target(address(7)).expect("it is open");
+        from.send(&long[1..]).expect("both take it");
+        assert_eq!(end.receive().expect("open")[..], long[1..]);
+        // Its receiver does not take it, and the sender gets an error.
+        let refused = from.send(&long).and_then(|()| from.drain(PATIENCE));
+        match refused {
+            Err(error @ SendError::Refused { .. }) => {
+                let text = error.to_string();
+                assert!(text.contains("longer than it accepts"), "{text}");
+            }
+            other => panic!("{links:?}: {other:?}"),
+        }
+        // The way back has the other process's limit.
+        end.target(address(1)).expect("it is open");
+        match end.send(&long) {
+            Err(SendError::TooLong {
+                length: LONG,
+                limit,
+            }) => assert_eq!(limit, LONG as u64 - 1),
+            other => panic!("{links:?}: {other:?}"),
+        }
+        // Later messages pass.
+        from.target(address(7)).expect("it is open");
+        from.send(&long[2..]).expect("both take it");
+        assert_eq!(end.receive().expect("open")[..], long[2..]);
+    }
 }
 
 #[test]

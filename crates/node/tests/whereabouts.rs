@@ -130,7 +130,7 @@ fn exchange_key(security: Security, faults: Option<&str>) {
         config.key = Some(ClusterKey::load(&file(node)).unwrap());
         config.fault = faults.map(|plan| plan.parse().unwrap());
         if process == 0 {
-            config.capture = Some(directory.path().join(format!("capture{node}")));
+            config.recordings.capture = Some(directory.path().join(format!("capture{node}")));
         }
         Node::open(config).unwrap()
     };

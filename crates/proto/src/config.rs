@@ -10,8 +10,11 @@ pub use crate::wire::MIN_PACKET_BYTES;
 const PATH_PACKET_BYTES: usize = 1200;
 /// The longest packet (UDP payload) in a jumbo frame.
 pub const MAX_PACKET_BYTES: usize = 8972;
-/// Maximum length of a message, however it is sent.
+/// Default maximum length of a message, however it is sent.
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 30;
+/// The most that [`Config::max_message_bytes`] may be: a credit request has 32 bits for a message's
+/// charge.
+pub const LIMIT_OF_MAX_MESSAGE_BYTES: u64 = u32::MAX as u64 - MESSAGE_OVERHEAD_BYTES;
 /// Bytes of credit and pool that a message takes in addition to its payload.
 pub const MESSAGE_OVERHEAD_BYTES: u64 = 64;
 
@@ -45,6 +48,8 @@ pub struct Config {
     /// When an arrival would leave less than this free, only the next unit in sequence is accepted
     /// (thesis §5.3, second rule). Zero disables the rule.
     pub pool_reserve_bytes: u64,
+    /// Longest message to send and to accept, at most [`LIMIT_OF_MAX_MESSAGE_BYTES`].
+    pub max_message_bytes: u64,
     /// Bytes that a new edge may send before its first grant.
     pub initial_credit_bytes: u32,
     /// Most unread bytes of one edge. Longer messages are admitted one at a time per endpoint.
@@ -90,6 +95,7 @@ impl Default for Config {
             max_edges: 1 << 17,
             pool_bytes: 64 << 20,
             pool_reserve_bytes: 8 << 20,
+            max_message_bytes: MAX_MESSAGE_BYTES,
             initial_credit_bytes: 32 << 10,
             edge_window_bytes: 4 << 20,
             reorder_packets: 3,

@@ -55,7 +55,7 @@ mod timer;
 pub mod wire;
 
 pub use channel::{IncomingStatus, MAX_EDGES, MessageStart, OutgoingStatus};
-pub use config::{Config, MAX_MESSAGE_BYTES, charge};
+pub use config::{Config, LIMIT_OF_MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES, charge};
 pub use error::{BeginError, ConnectError, EdgeError, ProtocolViolation};
 pub use event::{EdgeId, Event, GoneReason, KeyMismatch, PathChange, PeerId};
 pub use holes::{Arrival, Hole, Holes, MAX_HOLES};

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::error::ConnectError;
-use crate::event::{Event, GoneReason, INDEX_BITS, PeerId};
+use crate::event::{EdgeId, Event, GoneReason, INDEX_BITS, PeerId};
 use crate::handshake::{Cookies, HandshakePacket, Outbox};
 use crate::key::{Agreement, Seal};
 use crate::send::Slot;
@@ -33,7 +33,8 @@ use crate::stats::{DropReason, Stats};
 use crate::time::{Instant, SECOND};
 use crate::timer::Timers;
 use crate::wire::{
-    Address, HEADER_BYTES, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress, Trailer,
+    Address, HEADER_BYTES, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress, RefusedReason,
+    Trailer,
 };
 
 use peers::{Peer, PeerIndex, PeerTable};
@@ -261,6 +262,15 @@ impl Machine {
             Some(Peer::Session(session)) => session.is_acknowledged(),
             Some(Peer::Pipe(pipe)) => !pipe.has_long(),
             None => true,
+        }
+    }
+
+    /// Why the peer refuses messages of an edge, if it has refused one.
+    #[must_use]
+    pub fn refusal(&self, edge: EdgeId) -> Option<RefusedReason> {
+        match self.peers.get(edge.peer)? {
+            Peer::Session(session) => session.refusal(edge),
+            Peer::Pipe(pipe) => pipe.refusal(edge),
         }
     }
 

@@ -16,7 +16,8 @@ use crate::error::{BeginError, ProtocolViolation};
 use crate::event::{EdgeId, PeerId};
 use crate::shared::Shared;
 use crate::wire::{
-    EdgeKey, Greeting, Malformed, OPERATION_BYTES, PipeKind, PipeRecord, PipeTag, ends_to_word,
+    EdgeKey, Greeting, Malformed, OPERATION_BYTES, PipeKind, PipeRecord, PipeTag, RefusedReason,
+    ends_to_word,
 };
 
 /// Most records queued while the peer does not read its ring. A correct peer causes only a few
@@ -121,6 +122,11 @@ impl Pipe {
             self.introduce(edge);
         }
         Ok(begun)
+    }
+
+    /// Why the peer refuses messages of an edge, if it has refused one.
+    pub(crate) fn refusal(&self, edge: EdgeId) -> Option<RefusedReason> {
+        self.channel.refusal(edge)
     }
 
     /// Queues the record with the number of an edge.

@@ -34,7 +34,7 @@ use crate::parts::Assemblies;
 use crate::send::{SendWindow, Slot};
 use crate::shared::Shared;
 use crate::time::Instant;
-use crate::wire::{Address, Hello, SHARE_BYTES, Trailer};
+use crate::wire::{Address, Hello, RefusedReason, SHARE_BYTES, Trailer};
 use acks::Acks;
 use control_lane::ControlLane;
 use flow::FlowReports;
@@ -477,6 +477,11 @@ impl Session {
     /// True if the peer has acknowledged every message.
     pub(crate) fn is_acknowledged(&self) -> bool {
         self.window.has_only_notices()
+    }
+
+    /// Why the peer refuses messages of an edge, if it has refused one.
+    pub(crate) fn refusal(&self, edge: EdgeId) -> Option<RefusedReason> {
+        self.channel.refusal(edge)
     }
 
     /// Sends the window with the next packet.

@@ -52,7 +52,14 @@ pub(crate) fn wait<T: Send, F: Fault>(
         let left = patience.0.map(|whole| whole.saturating_sub(waited));
         let slice = left.map_or(delay, |left| left.min(delay));
         delay = (2 * delay).min(MAX_SIGNAL_DELAY);
-        let done = py.detach(|| whole.part(|| interruptible(|| call(slice))));
+        let is_last = left == Some(slice);
+        let done = py.detach(|| {
+            let part = || interruptible(|| call(slice));
+            match is_last {
+                true => whole.last_part(part),
+                false => whole.part(part),
+            }
+        });
         let fault = match done {
             Ok(value) => return Ok(value),
             Err(fault) => fault,

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 /// The first bytes of every file.
 pub(crate) const MAGIC: &[u8; 8] = b"DIPOLREC";
 /// Version of the format. Files of other versions are refused.
-pub const FORMAT_VERSION: u16 = 3;
+pub const FORMAT_VERSION: u16 = 4;
 /// Bytes before the header's contents.
 pub(crate) const PREFIX_BYTES: usize = 16;
 /// Bytes before the contents of a block.

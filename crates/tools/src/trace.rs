@@ -44,7 +44,7 @@ const MOST_DEVIATIONS: usize = 5;
 
 /// Show where the time of a traced program went
 ///
-/// A program that uses endpoints in C, or MPI, and runs with DIPOLE_TRACE=DIR leaves one file per process
+/// A program that uses endpoints or MPI and runs with DIPOLE_TRACE=DIR leaves one file per process
 /// in DIR, with its waits: the call, its duration, and the peer it waited for. A BSPlib program leaves
 /// one file per rank. Listed are the calls that end supersteps, the most expensive first, with the time
 /// that was lost there and the cause; the functions that contain them; and the supersteps that took
@@ -60,7 +60,7 @@ const MOST_DEVIATIONS: usize = 5;
 pub(crate) struct TraceArgs {
     /// Directory with the files of all ranks
     dir: PathBuf,
-    /// Also write a page with the superstep figure
+    /// Also write a page with the superstep figure, or with waits and messages over time
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Also write the timeline for Perfetto (ui.perfetto.dev)
@@ -150,17 +150,17 @@ fn tell_waits(
                 .into(),
         );
     }
+    let waits = (!files.is_empty()).then(|| waits::summarise(files));
     if let Some(path) = &arguments.html {
-        let messages = messages.ok_or(
-            "--html shows supersteps, or messages of processes that ran with DIPOLE_RECORD; these files \
-             have neither",
-        )?;
-        messages::write_page(messages, path)?;
+        match (&waits, messages) {
+            (Some(waits), messages) => waits::write_page(files, waits, messages, path)?,
+            (None, Some(messages)) => messages::write_page(messages, path)?,
+            (None, None) => {}
+        }
     }
     if let Some(path) = &arguments.perfetto {
-        waits::timeline(files, path)?;
+        waits::write_timeline(files, path)?;
     }
-    let waits = (!files.is_empty()).then(|| waits::summarise(files));
     if json {
         for text in [waits.as_ref().map(line), messages.map(line)] {
             text.map_or(Ok(()), |text| writeln!(out, "{text}"))?;

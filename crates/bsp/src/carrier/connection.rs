@@ -91,6 +91,8 @@ impl Connection<AnyCarrier> {
         nodes: &[N],
     ) -> Result<Connection<AnyCarrier>, Failure> {
         let mut config = Config::from_env()?;
+        // The trace of a rank has its supersteps instead.
+        config.recordings.trace_dir = None;
         if config.protocol.max_peers < job.size {
             config.protocol.max_peers = job.size;
         }

@@ -253,7 +253,9 @@ impl Edge {
         };
         let what = |_: &ProcessState| format!("endpoint {} to answer", self.to);
         let keys = [WaitKey::Operation(id)];
-        let answered = in_slices(until.after(begun.elapsed()), |left| {
+        let until = until.after(begun.elapsed());
+        let traced = self.inner.trace_wait(until);
+        let answered = in_slices(until, |left| {
             let answered = driver.wait(left, &keys, &what, |state, _| {
                 state.engine.take_operation(id)
             });
@@ -266,6 +268,9 @@ impl Edge {
                 WaitError::Broken(cause) => SendError::Broken(cause),
             })
         });
+        if let Some(traced) = traced {
+            traced.end_operation(Some(self.to), answered.is_ok());
+        }
         match answered {
             Ok(result) => operation_result(result, self.to),
             Err(error) => {

@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use dipole_driver::{Timeout, WaitError};
 use dipole_engine::{Blocked, Target};
-use dipole_proto::MAX_MESSAGE_BYTES;
 
 use super::Endpoint;
 use super::send::wait_error;
@@ -23,7 +22,7 @@ impl Endpoint {
         let targets = self.require_targets()?;
         let limit = match until {
             Timeout::Zero => MAX_POSTED_BYTES as u64,
-            _ => MAX_MESSAGE_BYTES,
+            _ => self.inner.config.protocol.max_message_bytes,
         };
         let length = payload.len();
         if length as u64 > limit {

@@ -167,7 +167,7 @@ impl Endpoint {
     fn receive_max_until(&self, bytes: usize, until: Timeout) -> Result<Message, ReceiveError> {
         let id = self.id().0;
         self.wait_message(until, |state, now| {
-            let needed = state.engine.next_length(id)?;
+            let (_, needed) = state.engine.next_arrival(id)?;
             if needed > bytes {
                 let given = bytes;
                 return Some(Err(ReceiveError::TooShort { needed, given }));
@@ -213,10 +213,12 @@ impl Endpoint {
         if limit == 0 {
             return Ok(0);
         }
-        self.wait_message(until, |state, now| {
-            let taken = state.engine.take_many(now, id, limit, messages);
-            (taken > 0).then_some(taken)
-        })
+        let many = self.wait_message(until, |state, now| {
+            let first = state.engine.next_arrival(id)?;
+            let count = state.engine.take_many(now, id, limit, messages);
+            Some(Many { first, count })
+        })?;
+        Ok(many.count)
     }
 
     fn receive_until(&self, until: Timeout) -> Result<Message, ReceiveError> {
@@ -225,7 +227,7 @@ impl Endpoint {
         self.wait_receive(until, |state, now| state.engine.take(now, id), hand_over)
     }
 
-    fn wait_message<R>(
+    fn wait_message<R: Arrival>(
         &self,
         until: Timeout,
         attempt: impl FnMut(&mut ProcessState, Instant) -> Option<R>,
@@ -236,7 +238,7 @@ impl Endpoint {
 
     /// Waits for the result of `attempt`, or of `hand_over`, which polls shared memory.
     #[inline]
-    fn wait_receive<R>(
+    fn wait_receive<R: Arrival>(
         &self,
         until: Timeout,
         attempt: impl FnMut(&mut ProcessState, Instant) -> Option<R>,
@@ -272,7 +274,11 @@ impl Endpoint {
             hand_over,
         };
         let keys = [WaitKey::Endpoint(self.id().0)];
+        let traced = self.inner.trace_wait(until);
         let waited = (self.inner.driver).wait_for(until, &keys, &what, condition);
+        if let Some(traced) = traced {
+            traced.end_receive(Some(self.address()), taken.as_ref().and_then(R::arrival));
+        }
         match waited {
             // Another thread closed the endpoint during the wait.
             Ok(Ok(())) => taken.ok_or(ReceiveError::Ended),
@@ -283,6 +289,42 @@ impl Endpoint {
                 waited,
             }),
         }
+    }
+}
+
+/// A result of a call that receives.
+trait Arrival {
+    /// Source and length of the message that arrived, if one did.
+    fn arrival(&self) -> Option<(Address, usize)>;
+}
+
+impl Arrival for Message {
+    fn arrival(&self) -> Option<(Address, usize)> {
+        Some((self.source(), self.len()))
+    }
+}
+
+impl Arrival for (usize, Address) {
+    fn arrival(&self) -> Option<(Address, usize)> {
+        Some((self.1, self.0))
+    }
+}
+
+/// Messages that were taken together.
+struct Many {
+    first: (Address, usize),
+    count: usize,
+}
+
+impl Arrival for Many {
+    fn arrival(&self) -> Option<(Address, usize)> {
+        Some(self.first)
+    }
+}
+
+impl<R: Arrival> Arrival for Result<R, ReceiveError> {
+    fn arrival(&self) -> Option<(Address, usize)> {
+        self.as_ref().ok()?.arrival()
     }
 }
 

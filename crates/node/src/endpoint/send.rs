@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::{Endpoint, Timeout};
-use crate::address::Address;
+use crate::address::{Address, EndpointId};
 use crate::edges::EdgeRef;
 use crate::error::SendError;
 use crate::inner::Inner;
@@ -37,6 +37,8 @@ impl Endpoint {
             return Ok(());
         }
         let only = (self.inner.driver).with_last(|state, _| state.engine.fast_target(id).cloned());
+        let traced = self.inner.trace_wait(until);
+        let to = only.as_ref().map(|target| target.address);
         let sent = match only {
             Some(target) => {
                 let more = more == More::Yes;
@@ -44,6 +46,9 @@ impl Endpoint {
             }
             None => self.send_to_all(payload, until, more == More::Yes),
         };
+        if let Some(traced) = traced {
+            traced.end_send(self.address(), to, payload.len());
+        }
         if matches!(sent, Err(SendError::Full { .. })) {
             self.inner
                 .driver
@@ -70,10 +75,14 @@ impl Inner {
             return Ok(());
         }
         let begun = Instant::now();
+        let (traced, bytes) = (self.trace_wait(until), content.payload().len());
         let sent = self.wait_target(id, to, until).and_then(|target| {
             let left = until.after(begun.elapsed());
             self.send_to_target(source, &target, content, left, false)
         });
+        if let Some(traced) = traced {
+            traced.end_send(self.address_of(source), Some(to), bytes);
+        }
         if matches!(sent, Err(SendError::Full { .. })) {
             self.driver.with_last(|state, _| {
                 state.engine.record_refused_send(source);
@@ -217,7 +226,8 @@ impl Inner {
         }
     }
 
-    /// Waits until the target's process has acknowledged everything, or is gone.
+    /// Waits until the target's process has acknowledged everything, or is gone. Reports a message that
+    /// it has refused.
     pub(crate) fn wait_acknowledged(
         &self,
         target: &Target,
@@ -225,15 +235,31 @@ impl Inner {
     ) -> Result<(), SendError> {
         let what = |_: &ProcessState| format!("acknowledgements from {}", target.address);
         let (peer, keys) = (target.edge.peer, wait_keys(target.edge));
+        let traced = self.trace_wait(until);
         let waited = self.driver.wait(until, &keys, &what, |state, _| {
             match state.engine.is_open(peer) {
                 // The peer may have acknowledged everything before it left.
                 Err(_) if state.engine.acknowledged_before_leaving(peer) => Some(Ok(())),
                 Err(blocked) => Some(Err(send_error(blocked, target, 0))),
-                Ok(_) => state.engine.is_peer_acknowledged(peer).then_some(Ok(())),
+                Ok(_) if !state.engine.is_peer_acknowledged(peer) => None,
+                Ok(_) => Some(match state.engine.refusal(target.edge) {
+                    Some(reason) => Err(send_error(Blocked::Refused(reason), target, 0)),
+                    None => Ok(()),
+                }),
             }
         });
+        if let Some(traced) = traced {
+            traced.end_operation(Some(target.address), waited.is_ok());
+        }
         waited.map_err(|error| wait_error(error, target.address))?
+    }
+
+    /// The address of an endpoint of this process.
+    fn address_of(&self, endpoint: u32) -> Address {
+        Address {
+            node: self.config.node,
+            endpoint: EndpointId(endpoint),
+        }
     }
 }
 

@@ -23,7 +23,7 @@ impl LinkChoice {
             packets_only: match config.links {
                 Links::Udp | Links::Bpf => Some(variables::LINK),
                 Links::Auto if config.injects_into_link() => Some(variables::FAULT),
-                Links::Auto if config.capture.is_some() => Some(variables::CAPTURE),
+                Links::Auto if config.recordings.capture.is_some() => Some(variables::CAPTURE),
                 Links::Auto | Links::Shm => None,
             },
         }

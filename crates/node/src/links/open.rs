@@ -73,7 +73,7 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<(AnyLink, LinkC
         Some(BpfError::NotGranted(GrantError::NoBroker { .. })) | None => {}
         Some(cause) => tracing::info!("small packets use UDP sockets: {cause}"),
     }
-    if let Some(file) = &config.capture {
+    if let Some(file) = &config.recordings.capture {
         let capture = Capture::create(link, file, clock.since_1970_ns()).map_err(|cause| {
             out_of_descriptors(&cause).unwrap_or_else(|| OpenError::Capture {
                 file: file.clone(),

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::MessagePiece;
 use super::status::IncomingStatus;
-use crate::config::{Config, MAX_MESSAGE_BYTES, charge};
+use crate::config::{Config, charge};
 use crate::wire::{CreditRequest, EdgeKey, Fragment};
 
 /// Most messages of one edge that may wait for an earlier one.
@@ -372,12 +372,13 @@ impl EdgeIn {
         (freed, first)
     }
 
-    /// Records what the peer needs. Returns false if no message can need that much, or if the peer
-    /// has charged more than it was granted.
+    /// Records what the peer needs. Returns false if the peer has charged more than it was granted.
+    /// The length of the message is checked when its first piece arrives, because only that can be
+    /// refused.
     pub(crate) fn on_credit_request(&mut self, request: CreditRequest) -> bool {
         let message = u64::from(request.message);
         match request.need.checked_sub(message) {
-            Some(begun) if begun <= self.granted && message <= charge(MAX_MESSAGE_BYTES) => {
+            Some(begun) if begun <= self.granted => {
                 self.needed = self.needed.max(request.need);
                 self.charged_by_peer = self.charged_by_peer.max(begun);
                 self.has_requested = true;

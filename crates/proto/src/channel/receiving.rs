@@ -598,5 +598,5 @@ fn refusal_for(edge: &mut EdgeIn, piece: &MessagePiece, shared: &Shared) -> Opti
     if !edge.open.1 && !piece.operation {
         return Some(RefusedReason::NoEndpoint);
     }
-    (piece.total > crate::config::MAX_MESSAGE_BYTES).then_some(RefusedReason::TooLong)
+    (piece.total > shared.config.max_message_bytes).then_some(RefusedReason::TooLong)
 }

@@ -60,6 +60,13 @@ impl Channel {
         self.outgoing.get_exact(edge.index, edge.generation)
     }
 
+    /// Why the peer refuses messages of an outgoing edge, if it has refused one.
+    pub(crate) fn refusal(&self, edge: EdgeId) -> Option<RefusedReason> {
+        let is_same = self.outgoing.generation(edge.index) == edge.generation;
+        let out = self.outgoing.get(edge.index).filter(|_| is_same)?;
+        out.refused()
+    }
+
     /// Endpoints and life of an outgoing edge.
     pub(crate) fn key(&mut self, edge: EdgeId) -> Option<EdgeKey> {
         Some(self.out_mut(edge)?.key())

@@ -5,7 +5,6 @@ use alloc::vec::Vec;
 use super::Machine;
 use super::peers::Peer;
 use crate::channel::{MessageStart, Urgency};
-use crate::config::MAX_MESSAGE_BYTES;
 use crate::error::{BeginError, EdgeError};
 use crate::event::{EdgeId, PeerId};
 use crate::send::Slot;
@@ -91,10 +90,9 @@ impl Machine {
         edge: EdgeId,
         total: u64,
     ) -> Result<MessageStart, BeginError> {
-        if total > MAX_MESSAGE_BYTES {
-            return Err(BeginError::TooLong {
-                limit: MAX_MESSAGE_BYTES,
-            });
+        let limit = self.shared.config.max_message_bytes;
+        if total > limit {
+            return Err(BeginError::TooLong { limit });
         }
         let begun = match self.peers.get_mut(edge.peer) {
             Some(Peer::Session(session)) => session.begin(edge, total, now, &self.shared),

@@ -67,7 +67,7 @@ fn shared_memory(config: &Config) -> Finding {
         Links::Udp => "DIPOLE_LINK=udp",
         Links::Bpf => "DIPOLE_LINK=bpf",
         Links::Auto if config.injects_into_link() => "DIPOLE_FAULT",
-        Links::Auto if config.capture.is_some() => "DIPOLE_CAPTURE",
+        Links::Auto if config.recordings.capture.is_some() => "DIPOLE_CAPTURE",
         Links::Auto | Links::Shm => {
             return Finding::good(NAME, "processes of this node use it");
         }

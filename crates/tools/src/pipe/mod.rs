@@ -253,7 +253,7 @@ fn configure(args: &PipeArgs) -> Result<Config, PipeError> {
         })?);
     }
     if let Some(file) = &args.capture {
-        config.capture = Some(file.clone());
+        config.recordings.capture = Some(file.clone());
     }
     Ok(config)
 }

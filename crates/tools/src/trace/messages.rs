@@ -5,7 +5,7 @@
 //! Directed Point II §5.2, figures 6 and 7. The phases here are those that the protocol core sees.
 
 mod journey;
-mod page;
+pub(super) mod page;
 mod trail;
 
 use std::collections::BTreeMap;

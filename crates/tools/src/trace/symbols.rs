@@ -44,8 +44,19 @@ const LIBRARY: [&str; 10] = [
 /// File name of the library of C programs.
 const LIBRARY_FILE: &str = "libbsp.so";
 
-/// Libraries with calls that wait: Dipole's, MPI's (also for Fortran), libfabric.
-const WAITING_FILES: [&str; 5] = ["libdipole", "libmpi", "libpmpi", "libfmpi", "libfabric"];
+/// Libraries with calls that wait: Dipole's (also for Python), MPI's (also for Fortran), libfabric.
+const WAITING_FILES: [&str; 6] = [
+    "libdipole",
+    "_dipole.",
+    "libmpi",
+    "libpmpi",
+    "libfmpi",
+    "libfabric",
+];
+/// Name of code that lies in no module, such as the end of a stack.
+const NO_FILE: &str = "code of no file";
+/// The library in a Rust program, which contains it.
+const WAITING: [&str; 2] = ["dipole_", "<dipole_"];
 
 /// Symbols of one trace's modules.
 pub(super) struct Symbols<'a> {
@@ -155,10 +166,7 @@ impl<'a> Symbols<'a> {
         // Except for signal handlers, library calls come after all of the program's own.
         let Some(at) = stack.iter().rposition(|frame| is_library(&frame)) else {
             let calls = stack.iter().flat_map(|frame| self.functions(*frame));
-            return (
-                "a call without a name".to_owned(),
-                without_runtime(calls.collect()),
-            );
+            return waiting_in_rust(calls.collect());
         };
         let call = self.functions(stack[at]).pop();
         let program = stack[at + 1..]
@@ -180,7 +188,7 @@ impl<'a> Symbols<'a> {
         }
         let module = self.modules.get(frame.module as usize);
         let mut found = module.map_or_else(
-            || vec![unknown("code of no file", frame.offset)],
+            || vec![unknown(NO_FILE, frame.offset)],
             |module| {
                 let name = module.path.rsplit('/').next().unwrap_or_default();
                 let missing = &mut self.missing;
@@ -204,6 +212,37 @@ impl<'a> Symbols<'a> {
     }
 }
 
+/// The library call in which a Rust program waits, and its own calls, outermost first.
+fn waiting_in_rust(mut calls: Vec<Function>) -> (String, Vec<Function>) {
+    let begins =
+        |call: &Function, parts: &[&str]| parts.iter().any(|part| call.name.starts_with(part));
+    let library = calls
+        .iter()
+        .take_while(|call| begins(call, &LIBRARY) || begins(call, &WAITING))
+        .count();
+    let entry = calls[..library]
+        .iter()
+        .rposition(|call| begins(call, &WAITING));
+    let name = entry.map_or_else(
+        || "a call without a name".to_owned(),
+        |at| method(&calls[at].name),
+    );
+    calls.drain(..entry.map_or(0, |at| at + 1));
+    (name, without_runtime(calls))
+}
+
+/// `Type::method` of a path such as `<krate::module::Type>::method`.
+fn method(path: &str) -> String {
+    let path = path.split("::{{closure}}").next().unwrap_or(path);
+    match path.rsplit_once("::") {
+        None => path.to_owned(),
+        Some((owner, name)) => {
+            let owner = owner.trim_end_matches('>').rsplit("::").next();
+            format!("{}::{name}", owner.unwrap_or_default())
+        }
+    }
+}
+
 /// Removes startup functions and reverses the order.
 fn without_runtime(mut calls: Vec<Function>) -> Vec<Function> {
     let begins = |name: &str, parts: &[&str]| parts.iter().any(|part| name.starts_with(part));
@@ -217,6 +256,7 @@ fn without_runtime(mut calls: Vec<Function>) -> Vec<Function> {
                 calls.iter().any(|call| call.name.ends_with("::main"))
             }
             || call.name.starts_with("libc.so")
+            || call.name.starts_with(NO_FILE)
     }) {
         calls.pop();
     }
@@ -234,6 +274,42 @@ fn unknown(module: &str, offset: u64) -> Function {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_call_of_a_rust_program_is_the_first_of_the_library() {
+        let stack = [
+            "backtrace::backtrace::trace",
+            "dipole_trace::waits::recorder::WaitRecorder::record",
+            "dipole_node::endpoint::receive::<impl dipole_node::endpoint::Endpoint>::receive_until",
+            "<dipole_node::endpoint::Endpoint>::receive",
+            "store::serve",
+            "store::main",
+            "core::ops::function::FnOnce::call_once",
+            "main",
+            "libc.so.6+0x27249",
+            "_start",
+            "code of no file+0x0",
+        ];
+        let calls = |names: &[&str]| -> Vec<Function> {
+            let names = names.iter().map(|name| Function {
+                name: (*name).to_owned(),
+                place: None,
+            });
+            names.collect()
+        };
+        let (name, path) = waiting_in_rust(calls(&stack));
+        assert_eq!(name, "Endpoint::receive");
+        assert_eq!(path, calls(&["store::main", "store::serve"]));
+        let (name, path) = waiting_in_rust(calls(&["main"]));
+        assert_eq!(name, "a call without a name");
+        assert_eq!(path, calls(&["main"]));
+        let impls = "dipole_node::endpoint::<impl dipole_node::endpoint::Endpoint>::send";
+        assert_eq!(method(impls), "Endpoint::send");
+        assert_eq!(
+            method("dipole_group::calls::barrier::{{closure}}"),
+            "calls::barrier"
+        );
+    }
 
     #[test]
     fn places_of_this_program_have_names_and_those_of_files_written_since_have_not() {

@@ -1,5 +1,7 @@
 //! Waits of processes that use endpoints or MPI.
 
+mod page;
+
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -9,6 +11,7 @@ use dipole_trace::waits::{Cause, EndpointAddress, Wait, WaitFile, is_wait_name};
 use serde::Serialize;
 
 use super::files::{bytes, named};
+use super::messages::Messages;
 use super::perfetto::{Lane, Slice, write_lanes};
 use super::run::{float, is_at_least, milliseconds};
 use super::symbols::{Function, Symbols};
@@ -172,6 +175,18 @@ fn name(file: &WaitFile) -> String {
     }
 }
 
+/// Name of a slice's text with what it waited for.
+const CAUSE: &str = "waits for";
+
+fn cause_name(cause: Cause) -> &'static str {
+    match cause {
+        Cause::Message => "a message",
+        Cause::Room => "room to send",
+        Cause::Completion => "a completion",
+        Cause::Nothing => "in vain",
+    }
+}
+
 /// The calling source location: file and line, as far as they are known.
 fn place(path: &[Function]) -> String {
     path.last().map_or_else(
@@ -187,12 +202,7 @@ fn joined(path: &[Function]) -> String {
 
 impl Call {
     fn add(&mut self, wait: &Wait, peer: Option<String>) {
-        let cause = match wait.cause {
-            Cause::Message => "a message",
-            Cause::Room => "room to send",
-            Cause::Completion => "a completion",
-            Cause::Nothing => "in vain",
-        };
+        let cause = cause_name(wait.cause);
         if !self.causes.contains(&cause) {
             self.causes.push(cause);
         }
@@ -238,8 +248,25 @@ fn reasons(files: &[WaitFile], processes: &[Process]) -> Vec<String> {
     )]
 }
 
+/// Writes the timeline for Perfetto.
+pub(super) fn write_timeline(files: &[WaitFile], path: &Path) -> Result<(), Failure> {
+    let file = dipole_naming::files::create(path).map_err(|cause| cannot_write(path, &cause))?;
+    write_lanes(&timeline(files), BufWriter::new(file)).map_err(|cause| cannot_write(path, &cause))
+}
+
+/// Writes the page, with the messages of recorded processes.
+pub(super) fn write_page(
+    files: &[WaitFile],
+    waits: &Waits,
+    messages: Option<&Messages>,
+    path: &Path,
+) -> Result<(), Failure> {
+    let page = page::html(waits, &timeline(files), messages);
+    dipole_naming::files::write(path, page.as_bytes()).map_err(|cause| cannot_write(path, &cause))
+}
+
 /// The timeline. Clocks of nodes are aligned by the time of day at which processes started.
-pub(super) fn timeline(files: &[WaitFile], path: &Path) -> Result<(), Failure> {
+fn timeline(files: &[WaitFile]) -> Vec<Lane> {
     let day_ns = |file: &WaitFile, ns: u64| {
         let since = ns.saturating_sub(file.header.begun_ns);
         file.header.begun_unix_ns.saturating_add(since)
@@ -247,7 +274,7 @@ pub(super) fn timeline(files: &[WaitFile], path: &Path) -> Result<(), Failure> {
     let begins = files.iter().map(|file| file.header.begun_unix_ns);
     let begin_ns = begins.min().unwrap_or(0);
     let owners = owners(files);
-    let lanes: Vec<Lane> = files
+    files
         .iter()
         .flat_map(|file| {
             let mut symbols = Symbols::of(&file.modules);
@@ -255,7 +282,7 @@ pub(super) fn timeline(files: &[WaitFile], path: &Path) -> Result<(), Failure> {
             let stacks: Vec<(String, Vec<Function>)> = stacks.collect();
             let slices = file.waits.records.iter().map(|wait| {
                 let stack = (wait.stack as usize).checked_sub(1).map(|at| &stacks[at]);
-                let mut texts = Vec::new();
+                let mut texts = vec![(CAUSE, cause_name(wait.cause).to_owned())];
                 if let Some((_, path)) = stack {
                     texts.push(("source", place(path)));
                     texts.push(("from", joined(path)));
@@ -275,9 +302,7 @@ pub(super) fn timeline(files: &[WaitFile], path: &Path) -> Result<(), Failure> {
             });
             lanes(&file.header.host, &name(file), slices.collect())
         })
-        .collect();
-    let file = dipole_naming::files::create(path).map_err(|cause| cannot_write(path, &cause))?;
-    write_lanes(&lanes, BufWriter::new(file)).map_err(|cause| cannot_write(path, &cause))
+        .collect()
 }
 
 /// Waits of one process; concurrent waits of several threads are on separate tracks.

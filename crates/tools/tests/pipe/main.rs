@@ -1,6 +1,7 @@
 //! `dipole send` and `dipole recv` as two processes.
 
 mod faults;
+mod notices;
 mod trees;
 
 use std::fs::{File, Permissions};

@@ -1,9 +1,13 @@
 //! Waits of programs that use endpoints are found, with the source line and the peer.
 
+use std::io::Write;
+use std::process::Stdio;
+use std::time::Duration;
+
 use dipole_trace::waits::{Cause, MIN_WAIT};
 use serde_json::Value;
 
-use crate::jobs::Job;
+use crate::jobs::{Job, PROGRAM, text};
 
 #[test]
 fn waits_for_a_late_rank_are_reported_with_the_line_and_the_rank() {
@@ -66,6 +70,64 @@ fn waits_for_a_late_rank_are_reported_with_the_line_and_the_rank() {
             .windows(part.len())
             .any(|bytes| bytes == part.as_bytes());
         assert!(is_there, "{part}");
+    }
+}
+
+/// `dipole send` and `dipole recv` are Rust programs.
+#[test]
+fn programs_in_rust_leave_traces_and_a_page_shows_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let traces = folder.path().join("traces");
+    std::fs::create_dir(&traces).expect("a folder");
+    let dipole = |arguments: &[&str]| {
+        let mut command = dipole_testbed::isolated_command(PROGRAM);
+        command
+            .args(arguments)
+            .env("DIPOLE_RUNTIME_DIR", folder.path().join("runtime"))
+            .env("DIPOLE_TRACE", &traces)
+            .stdout(Stdio::piped());
+        command
+    };
+    let receiver = dipole(&["recv", "7"]).spawn().expect("it starts");
+    std::thread::sleep(Duration::from_millis(100));
+    let mut sender = dipole(&["send", "1:7"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    sender
+        .stdin
+        .take()
+        .expect("a pipe")
+        .write_all(b"text")
+        .expect("it reads");
+    assert!(sender.wait().expect("it ends").success());
+    let received = receiver.wait_with_output().expect("it ends");
+    assert_eq!(received.stdout, b"text");
+
+    let page = folder.path().join("page.html");
+    let path = page.to_str().expect("text");
+    let directory = traces.to_str().expect("text");
+    let output = dipole(&["--json", "trace", directory, "--html", path]).output();
+    let output = output.expect("it runs");
+    assert!(output.status.success(), "{}", text(&output));
+    let summary: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let processes = summary["processes"].as_array().expect("a list");
+    assert_eq!(processes.len(), 2, "{summary:#}");
+    let calls = summary["calls"].as_array().expect("a list");
+    let receives = calls.iter().any(|call| {
+        let name = call["call"].as_str().expect("text");
+        name.starts_with("Endpoint::receive") && call["path"].as_str() != Some("")
+    });
+    assert!(receives, "{summary:#}");
+    let html = std::fs::read_to_string(&page).expect("it was written");
+    for part in [
+        "Where the processes waited",
+        "<rect",
+        "a message",
+        "dipole ",
+        "Endpoint::receive",
+    ] {
+        assert!(html.contains(part), "{part}: {html}");
     }
 }
 

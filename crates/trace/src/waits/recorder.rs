@@ -134,12 +134,21 @@ impl WaitRecorder {
 
     /// Marks the end of the process's work with endpoints.
     pub fn close(&self) {
+        self.set_ended(true);
+    }
+
+    /// The process goes on after [`close`](Self::close).
+    pub fn reopen(&self) {
+        self.set_ended(false);
+    }
+
+    fn set_ended(&self, has_ended: bool) {
         if self.fork.is_child() {
             return;
         }
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.ring.set_head(LIVED_AT, monotonic_ns());
-        inner.ring.set_half_head(STATE_AT, 1);
+        inner.ring.set_half_head(STATE_AT, has_ended.into());
     }
 }
 

@@ -12,7 +12,19 @@ const LEFT: f64 = 110.0;
 const ROW: f64 = 34.0;
 const BAR: f64 = 22.0;
 
+/// Returns the whole HTML page.
 pub(super) fn html(messages: &Messages) -> String {
+    let facts = facts(messages);
+    let heading = Heading {
+        title: &title(&messages.shown),
+        text: "The phases of one message at its sender and its receiver, over one axis of time. Point at a bar \
+               for its numbers.",
+        facts: &facts,
+    };
+    document(heading, &body(messages), messages)
+}
+
+fn facts(messages: &Messages) -> Vec<(&'static str, String)> {
     let shown = &messages.shown;
     let mut facts = vec![
         ("From", shown.from.clone()),
@@ -20,12 +32,12 @@ pub(super) fn html(messages: &Messages) -> String {
         ("Message", summary(shown)),
     ];
     facts.extend(clock_note(shown).map(|note| ("Clocks", note)));
-    let heading = Heading {
-        title: &title(shown),
-        text: "The phases of one message at its sender and its receiver, over one axis of time. Point at a bar \
-               for its numbers.",
-        facts: &facts,
-    };
+    facts
+}
+
+/// Everything below the heading.
+pub(crate) fn body(messages: &Messages) -> String {
+    let shown = &messages.shown;
     let rows: Vec<Vec<String>> = (shown.phases.iter())
         .map(|phase| {
             vec![
@@ -53,8 +65,7 @@ pub(super) fn html(messages: &Messages) -> String {
         &["from", "to", "messages", "median us", "longest us"],
         &edges,
     );
-    let body = section("Phases", &(figure(messages) + &phases)) + &section("All edges", &edges);
-    document(heading, &body, messages)
+    section("Phases", &(figure(messages) + &phases)) + &section("All edges", &edges)
 }
 
 fn figure(messages: &Messages) -> String {
