@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use dipole_engine::{Blocked, Data, GoneReason, OperationResult};
 use dipole_link::udp::PortRange;
+use dipole_proto::MAX_MESSAGE_BYTES;
 use dipole_proto::wire::{Outcome, RefusedReason};
 
 use crate::address::Address;
@@ -146,6 +147,14 @@ fn full(target: &Address, by_receiver: bool) -> String {
             "no frame is free for {target} because all are in flight; send again later, or raise \
              DIPOLE_FRAMES"
         ),
+    }
+}
+
+/// Advice if the limit is the one of all messages.
+fn raise(limit: u64) -> &'static str {
+    match limit >= MAX_MESSAGE_BYTES {
+        true => ", or set DIPOLE_MAX_MESSAGE_BYTES for both processes",
+        false => "",
     }
 }
 
@@ -335,7 +344,7 @@ pub enum SendError {
         target: Address,
     },
     /// The message is longer than this way of sending allows; nothing was queued.
-    #[error("a message of {length} bytes is too long, the limit is {limit}; split it")]
+    #[error("a message of {length} bytes is too long, the limit is {limit}; split it{}", raise(*.limit))]
     TooLong {
         /// Its length in bytes.
         length: usize,
