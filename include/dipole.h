@@ -50,7 +50,7 @@ extern "C" {
  *   EBADF          the number is not an open object of this kind, or its endpoint was closed
  *   EBUSY          the node is already open
  *   ECANCELED      the operation was cancelled before it began
- *   ECONNREFUSED   the receiving process has not opened this endpoint
+ *   ECONNREFUSED   the receiving process has not opened this endpoint, or accepts only shorter messages
  *   ECONNRESET     the peer process is gone
  *   EDEADLK        a handler waits for its own port
  *   EDESTADDRREQ   the endpoint has no target
@@ -214,8 +214,9 @@ int dp_flush(int fd);
 /* Sends messages that wait because of DP_MORE, then waits until everything that the endpoint sent is
  * acknowledged, also with dp_send_to() and dp_reply(): it is in the token buffer pools of the
  * receiving processes then. Returns 0 also if such a process received everything and has ended
- * since; ECONNRESET if it ended before; ECONNREFUSED if it has refused a message. EDESTADDRREQ if the
- * endpoint has no targets and nothing else is unacknowledged. A negative time waits forever; 0 fails
+ * since; ECONNRESET if it ended before; ECONNREFUSED if it has refused a message, as far as known
+ * (a later call reports it then). EDESTADDRREQ if the endpoint has no targets and nothing else is
+ * unacknowledged. A negative time waits forever; 0 fails
  * with ETIMEDOUT at once. */
 int dp_drain(int fd, int64_t timeout_ns);
 
@@ -663,7 +664,7 @@ int dp_finalize(int64_t timeout_ns);
 
 #define DP_NONBLOCK 1 /* for dp_open_with: sets O_NONBLOCK */
 /* For dp_open_with: read() and write() of the descriptor carry messages. Without it, write() fails with
- * EPIPE and read() returns no message. */
+ * EPIPE (EMSGSIZE if it is long) and read() returns no message. */
 #define DP_IO 2
 
 struct dp_open_options {

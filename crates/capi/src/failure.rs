@@ -235,7 +235,7 @@ pub(crate) const MEANINGS: [(c_int, &CStr); 32] = [
     ),
     (
         libc::ECONNREFUSED,
-        c"the receiving process has not opened this endpoint",
+        c"the receiving process has not opened this endpoint, or accepts only shorter messages",
     ),
     (libc::ECONNRESET, c"the peer process is gone"),
     (libc::EDEADLK, c"a handler waits for its own port"),

@@ -1,5 +1,5 @@
-//! A collective call that waits for long says for which member, tested in another process: this test,
-//! started again.
+//! A collective call that waits long names the member that it waits for. This is tested in another
+//! process: this test, started again.
 
 #![allow(missing_docs, reason = "tests")]
 

@@ -6,8 +6,9 @@
 //! writable depends on the length of the buffer, and a longer one is an edge for an edge-triggered
 //! epoll. When the user's end and all its copies are closed, our end reports a hang-up.
 //!
-//! Our end does not receive, so `write` on the descriptor fails with `EPIPE`, without a signal
-//! because these are packets. `read` returns the byte, and only changes what `poll` returns. A pipe
+//! Our end does not receive, so `write` on the descriptor fails with `EPIPE`, or `EMSGSIZE` if it is
+//! longer than the buffer, without a signal because these are packets. `read` returns the byte, and
+//! only changes what `poll` returns. A pipe
 //! would be cheaper but cannot be made (un)writable; an eventfd does not report that it was closed.
 
 use std::io;
@@ -72,8 +73,7 @@ impl Signal {
         self.readable = true;
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         match rustix::net::send(&self.own, &[1], flags) {
-            // The buffer is full: unread bytes are there already.
-            Ok(_) | Err(Errno::PIPE | Errno::CONNRESET | Errno::AGAIN) => Ok(()),
+            Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
@@ -90,13 +90,10 @@ impl Signal {
         }
         let number = user.map_or(self.number, |user| user.as_raw_fd());
         let user = self.users_end(number)?;
-        let mut bytes = [0; 8];
-        loop {
-            match rustix::net::recv(user, &mut bytes[..], RecvFlags::DONTWAIT) {
-                Ok((_, 8)) | Err(Errno::INTR) => {}
-                Ok(_) | Err(Errno::AGAIN) => break,
-                Err(error) => return Err(error.into()),
-            }
+        match rustix::net::recv(user, &mut [0; 1][..], RecvFlags::DONTWAIT) {
+            // The program may have read it.
+            Ok(_) | Err(Errno::AGAIN) => {}
+            Err(error) => return Err(error.into()),
         }
         self.number = number;
         self.readable = false;
@@ -115,10 +112,18 @@ impl Signal {
         }
     }
 
+    /// The number of a copy of the user's end in this process.
+    #[cold]
+    fn copy(&self) -> Option<RawFd> {
+        let open = std::fs::read_dir("/proc/self/fd").ok()?;
+        let mut numbers = open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        numbers.find(|number| self.users_end(*number).is_ok())
+    }
+
     /// Makes the user's end writable or not writable.
     ///
     /// # Errors
-    /// The errors of [`clear_readable`](Self::clear_readable) with the original descriptor number.
+    /// [`io::ErrorKind::NotFound`]: this process has no descriptor of the user's end.
     pub fn set_writable(&mut self, writable: bool) -> io::Result<()> {
         if self.writable == writable {
             return Ok(());
@@ -127,6 +132,9 @@ impl Signal {
             true => LONG_BUFFER_BYTES,
             false => SHORT_BUFFER_BYTES,
         };
+        if self.users_end(self.number).is_err() {
+            self.number = self.copy().ok_or(io::ErrorKind::NotFound)?;
+        }
         sockopt::set_socket_send_buffer_size(self.users_end(self.number)?, bytes)?;
         self.writable = writable;
         Ok(())
@@ -144,6 +152,15 @@ impl Signal {
     #[must_use]
     pub fn is_same_file(&self, descriptor: BorrowedFd<'_>) -> bool {
         identity(descriptor).ok() == Some(self.inode)
+    }
+}
+
+impl Drop for Signal {
+    /// An unread packet would be an error of the user's end, which only gets a hang-up.
+    fn drop(&mut self) {
+        let mut filling = [0; FILLING.len()];
+        let _unless_it_was_read =
+            rustix::net::recv(&self.own, &mut filling[..], RecvFlags::DONTWAIT);
     }
 }
 
@@ -217,6 +234,27 @@ mod tests {
             assert_eq!(edges(), 0);
             signal.clear_readable(None).unwrap();
         }
+    }
+
+    #[test]
+    fn a_copy_becomes_writable_after_the_first_number_was_closed() {
+        let (mut signal, user) = Signal::pair().unwrap();
+        signal.set_writable(false).unwrap();
+        let copy = user.try_clone().unwrap();
+        drop(user);
+        signal.set_writable(true).unwrap();
+        assert_eq!(says(copy.as_fd()), PollFlags::OUT);
+        drop(copy);
+        let nowhere = signal.set_writable(false).unwrap_err();
+        assert_eq!(nowhere.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn the_user_gets_a_hang_up_and_no_error() {
+        let (signal, user) = Signal::pair().unwrap();
+        drop(signal);
+        assert!(says(user.as_fd()).contains(PollFlags::HUP));
+        assert!(!says(user.as_fd()).contains(PollFlags::ERR));
     }
 
     #[test]

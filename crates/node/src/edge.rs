@@ -403,9 +403,13 @@ impl Inner {
         until: Timeout,
     ) -> Result<Target, SendError> {
         let what = |state: &ProcessState| state.edges.awaited(id, to);
+        let traced = self.trace_wait(until);
         let waited = self.driver.wait(until, &[id.key()], &what, |state, _| {
             state.edges.idle_target(id)
         });
+        if let Some(traced) = traced {
+            traced.end_send((None, Some(to)), 0, waited.is_ok());
+        }
         match waited {
             Ok(target) => target,
             Err(WaitError::TimedOut { .. }) if until == Timeout::Zero => Err(SendError::Full {

@@ -464,9 +464,11 @@ impl Endpoint {
     /// in their token buffer pools.
     ///
     /// # Errors
-    /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Refused`], [`SendError::Broken`],
-    /// for the first target that failed; the others have been waited for. [`SendError::NoTarget`]: the endpoint has no
-    /// targets, and nothing that it sent to addresses is unacknowledged or lost.
+    /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Refused`] and
+    /// [`SendError::Broken`], for the first target that failed; the others have been waited for.
+    /// A refusal may arrive after the acknowledgement; then the next call reports it, and so does
+    /// every further one until [`target`](Self::target) is called again. [`SendError::NoTarget`]: the
+    /// endpoint has no targets, and nothing that it sent to addresses is unacknowledged or lost.
     pub fn drain(&self, timeout: Duration) -> Result<(), SendError> {
         self.check_usable()?;
         let begun = std::time::Instant::now();

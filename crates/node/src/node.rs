@@ -148,7 +148,7 @@ impl Node {
         self.inner.ports()
     }
 
-    /// True if waits of this process are recorded: [`Config::trace_dir`].
+    /// True if waits of this process are recorded: [`Recordings::trace_dir`](crate::Recordings).
     #[must_use]
     pub fn is_traced(&self) -> bool {
         self.inner.trace.is_some()
@@ -331,7 +331,11 @@ impl Node {
         if self.inner.is_forked() {
             return Err(CloseError::Forked);
         }
-        self.inner.drain(linger)
+        let drained = self.inner.drain(linger);
+        if let Some(trace) = &self.inner.trace {
+            trace.close();
+        }
+        drained
     }
 }
 

@@ -107,7 +107,7 @@ fn a_wait_for_room_has_its_target() {
         from.send(&[0; 1000]).expect("there will be room");
     });
     let found = waits(folder.path(), Cause::Room);
-    let [_in_vain, wait] = &found[..] else {
+    let [_timed_out, wait] = &found[..] else {
         panic!("{found:?}")
     };
     assert_eq!(
@@ -136,6 +136,46 @@ fn a_wait_in_vain_is_recorded_once_whatever_its_parts() {
     assert_eq!((one.own, one.peer), (in_trace(7), None));
     let least = u64::try_from((2 * SHORT).as_nanos()).expect("short");
     assert!(parts.ns() >= least, "{parts:?}");
+}
+
+#[test]
+fn parts_of_a_wait_for_room_are_one_wait() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (here, there) = (node(folder.path()), node(folder.path()));
+    let from = here.endpoint(EndpointId(8)).expect("free");
+    let to = there.endpoint(EndpointId(7)).expect("free");
+    there.start_progress().expect("a thread");
+    from.target(address(7)).expect("it is open");
+    let mut whole = LongWait::new();
+    while from.try_send(&[0; 1000]).is_ok() {}
+    let mut last = Ok(());
+    // Until the receiver has no room for the part's whole duration.
+    while last.is_ok() {
+        last = whole.part(|| from.send_timeout(&[0; 1000], SHORT));
+    }
+    assert!(waits(folder.path(), Cause::Room).is_empty());
+    whole
+        .last_part(|| from.send_timeout(&[0; 1000], SHORT))
+        .expect_err("there is no room");
+    let found = waits(folder.path(), Cause::Room);
+    let [wait] = &found[..] else {
+        panic!("{found:?}")
+    };
+    let least = u64::try_from((2 * SHORT).as_nanos()).expect("short");
+    assert!(wait.ns() >= least, "{wait:?}");
+    drop(to);
+}
+
+#[test]
+fn a_closed_node_has_ended_while_its_endpoints_remain() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = node(folder.path());
+    let endpoint = here.endpoint(EndpointId(7)).expect("free");
+    here.clone().close(PATIENCE).expect("nothing is sent");
+    assert!(file(folder.path()).header.has_ended);
+    drop(endpoint);
+    let _again = node(folder.path());
+    assert!(!file(folder.path()).header.has_ended);
 }
 
 #[test]

@@ -35,6 +35,7 @@ impl Endpoint {
         let keys: Vec<_> = targets.iter().map(|(edge, _)| edge.key()).collect();
         let what =
             |_: &ProcessState| format!("all targets of {} to take a message", self.address());
+        let traced = self.inner.trace_wait(until);
         let sent = (self.inner.driver).wait(until, &keys, &what, |state, now| {
             match state.fan_out(id, &mut message, now) {
                 Err(error) => Some(Err(error)),
@@ -52,6 +53,13 @@ impl Endpoint {
                 }
             }
         });
+        if let Some(traced) = traced {
+            let only = match targets[..] {
+                [(_, only)] => Some(only),
+                _ => None,
+            };
+            traced.end_send((Some(self.address()), only), length, sent.is_ok());
+        }
         let in_turn = match sent {
             Ok(sent) => sent?,
             Err(WaitError::TimedOut { .. }) if until == Timeout::Zero => {

@@ -214,9 +214,9 @@ impl Endpoint {
             return Ok(0);
         }
         let many = self.wait_message(until, |state, now| {
-            let first = state.engine.next_arrival(id)?;
+            let first = state.engine.next_arrival(id);
             let count = state.engine.take_many(now, id, limit, messages);
-            Some(Many { first, count })
+            (count > 0).then_some(Many { first, count })
         })?;
         Ok(many.count)
     }
@@ -312,13 +312,13 @@ impl Arrival for (usize, Address) {
 
 /// Messages that were taken together.
 struct Many {
-    first: (Address, usize),
+    first: Option<(Address, usize)>,
     count: usize,
 }
 
 impl Arrival for Many {
     fn arrival(&self) -> Option<(Address, usize)> {
-        Some(self.first)
+        self.first
     }
 }
 

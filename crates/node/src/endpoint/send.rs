@@ -8,7 +8,7 @@ use crate::edges::EdgeRef;
 use crate::error::SendError;
 use crate::inner::Inner;
 use crate::process::ProcessState;
-use dipole_driver::WaitError;
+use dipole_driver::{Stepper, WaitError};
 use dipole_engine::{Blocked, Content, LongSend, Target, wait_keys};
 
 /// True if more messages follow, so that this one may wait to share their packet.
@@ -37,8 +37,6 @@ impl Endpoint {
             return Ok(());
         }
         let only = (self.inner.driver).with_last(|state, _| state.engine.fast_target(id).cloned());
-        let traced = self.inner.trace_wait(until);
-        let to = only.as_ref().map(|target| target.address);
         let sent = match only {
             Some(target) => {
                 let more = more == More::Yes;
@@ -46,9 +44,6 @@ impl Endpoint {
             }
             None => self.send_to_all(payload, until, more == More::Yes),
         };
-        if let Some(traced) = traced {
-            traced.end_send(self.address(), to, payload.len());
-        }
         if matches!(sent, Err(SendError::Full { .. })) {
             self.inner
                 .driver
@@ -75,14 +70,10 @@ impl Inner {
             return Ok(());
         }
         let begun = Instant::now();
-        let (traced, bytes) = (self.trace_wait(until), content.payload().len());
         let sent = self.wait_target(id, to, until).and_then(|target| {
             let left = until.after(begun.elapsed());
             self.send_to_target(source, &target, content, left, false)
         });
-        if let Some(traced) = traced {
-            traced.end_send(self.address_of(source), Some(to), bytes);
-        }
         if matches!(sent, Err(SendError::Full { .. })) {
             self.driver.with_last(|state, _| {
                 state.engine.record_refused_send(source);
@@ -128,6 +119,7 @@ impl Inner {
         let what = |_: &ProcessState| format!("endpoint {} to take a message", target.address);
         let keys = wait_keys(edge);
         let driver = &self.driver;
+        let traced = self.trace_wait(until);
         let begun = driver.wait(until, &keys, &what, |state, now| {
             let sent = if content.bytes() <= state.engine.whole_limit(edge.peer) {
                 state.engine.send_whole(now, edge, content, more)
@@ -153,6 +145,10 @@ impl Inner {
                 Err(blocked) => Some(Err(send_error(blocked, target, payload.len()))),
             }
         });
+        if let Some(traced) = traced {
+            let ends = (Some(self.address_of(id)), Some(target.address));
+            traced.end_send(ends, payload.len(), begun.is_ok());
+        }
         match begun {
             Ok(result) => result?,
             Err(error) => {
@@ -226,8 +222,8 @@ impl Inner {
         }
     }
 
-    /// Waits until the target's process has acknowledged everything, or is gone. Reports a message that
-    /// it has refused.
+    /// Waits until the target's process has acknowledged everything, or is gone. Reports the refusal of
+    /// a message if it is known by then.
     pub(crate) fn wait_acknowledged(
         &self,
         target: &Target,
@@ -242,10 +238,14 @@ impl Inner {
                 Err(_) if state.engine.acknowledged_before_leaving(peer) => Some(Ok(())),
                 Err(blocked) => Some(Err(send_error(blocked, target, 0))),
                 Ok(_) if !state.engine.is_peer_acknowledged(peer) => None,
-                Ok(_) => Some(match state.engine.refusal(target.edge) {
-                    Some(reason) => Err(send_error(Blocked::Refused(reason), target, 0)),
-                    None => Ok(()),
-                }),
+                Ok(_) => {
+                    // A refusal may wait in the ring.
+                    state.poll_memory();
+                    let refusal = state.engine.refusal(target.edge);
+                    Some(refusal.map_or(Ok(()), |reason| {
+                        Err(send_error(Blocked::Refused(reason), target, 0))
+                    }))
+                }
             }
         });
         if let Some(traced) = traced {

@@ -183,7 +183,7 @@ fn cause_name(cause: Cause) -> &'static str {
         Cause::Message => "a message",
         Cause::Room => "room to send",
         Cause::Completion => "a completion",
-        Cause::Nothing => "in vain",
+        Cause::Nothing => "nothing (it timed out)",
     }
 }
 

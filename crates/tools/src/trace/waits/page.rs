@@ -42,8 +42,8 @@ pub(super) fn html(waits: &Waits, lanes: &[Lane], messages: Option<&Messages>) -
     facts.extend(waits.notes.iter().map(|note| ("Note", note.clone())));
     let heading = Heading {
         title: "Where the processes waited",
-        text: "Waits of 20 us and more. The height of a column is the share of that time in which the process \
-               waited, and its colour what for. Clocks of nodes are aligned by the time of day.",
+        text: "Waits of 20 us and more. The height of a column is the share of its time in which the process \
+               waited, and its colour is the reason. Clocks of nodes are aligned by the time of day.",
         facts: &facts,
     };
     let mut body = section("Processes", &(figure(lanes) + &processes(waits)));
