@@ -104,13 +104,16 @@ impl Engine {
         }
     }
 
-    /// Makes the descriptor unwritable until sending may succeed, unless room has become free
-    /// since [`record_refused_send`](Self::record_refused_send).
+    /// Makes the descriptor unwritable until sending may succeed. If room may have become free since
+    /// [`record_refused_send`](Self::record_refused_send), it stays writable, with an edge for callers
+    /// that wait for one after the call that failed.
     pub fn set_send_blocked(&mut self, endpoint: u32) {
         if let Some(exports) = &mut self.exports
-            && exports.blocked.contains(&endpoint)
             && let Some(signal) = exports.signals.get_mut(&endpoint)
-            && let Err(cause) = signal.set_writable(false)
+            && let Err(cause) = match exports.blocked.contains(&endpoint) {
+                true => signal.set_writable(false),
+                false => signal.announce_writable(),
+            }
         {
             tracing::warn!("cannot clear the descriptor of endpoint {endpoint}: {cause}");
         }

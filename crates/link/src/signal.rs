@@ -140,6 +140,15 @@ impl Signal {
         Ok(())
     }
 
+    /// Makes the user's end writable, with an edge for an edge-triggered epoll even if it was writable.
+    ///
+    /// # Errors
+    /// The errors of [`set_writable`](Self::set_writable).
+    pub fn announce_writable(&mut self) -> io::Result<()> {
+        self.writable = false;
+        self.set_writable(true)
+    }
+
     /// True once the user's end and all its copies have been closed.
     #[must_use]
     pub fn is_closed(&self) -> bool {
@@ -219,7 +228,7 @@ mod tests {
         use rustix::event::epoll;
         let (mut signal, user) = Signal::pair().unwrap();
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
         epoll::add(&epoll, &user, epoll::EventData::new_u64(1), flags).unwrap();
         let timeout = Timespec::default();
         let edges = || {
@@ -227,12 +236,20 @@ mod tests {
             let spare = rustix::buffer::spare_capacity(&mut ready);
             epoll::wait(&epoll, spare, Some(&timeout)).unwrap()
         };
+        assert_eq!(edges(), 1, "it is writable");
         for _ in 0..3 {
             assert_eq!(edges(), 0);
             signal.set_readable().unwrap();
             assert_eq!(edges(), 1);
             assert_eq!(edges(), 0);
             signal.clear_readable(None).unwrap();
+            assert_eq!(edges(), 0);
+            signal.set_writable(false).unwrap();
+            assert_eq!(edges(), 0);
+            signal.set_writable(true).unwrap();
+            assert_eq!(edges(), 1);
+            signal.announce_writable().unwrap();
+            assert_eq!(edges(), 1);
         }
     }
 
