@@ -115,7 +115,7 @@ impl Engine {
                 false => signal.announce_writable(),
             }
         {
-            tracing::warn!("cannot clear the descriptor of endpoint {endpoint}: {cause}");
+            tracing::warn!("cannot update the descriptor of endpoint {endpoint}: {cause}");
         }
     }
 

@@ -19,8 +19,8 @@ pub(crate) struct WaitTrace {
 impl WaitTrace {
     /// `None` if waits of this process are not recorded.
     pub(crate) fn of_process() -> Option<WaitTrace> {
-        let recorder = RECORDER
-            .get_or_init(|| dipole_node::wait_recorder(dipole_node::trace_dir()?.as_path()));
+        let recorder =
+            RECORDER.get_or_init(|| dipole_node::wait_recorder(&dipole_node::trace_dir()?));
         recorder.clone().map(|recorder| WaitTrace {
             recorder,
             polls: PollTracker::default(),

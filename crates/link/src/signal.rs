@@ -8,8 +8,8 @@
 //!
 //! Our end does not receive, so `write` on the descriptor fails with `EPIPE`, or `EMSGSIZE` if it is
 //! longer than the buffer, without a signal because these are packets. `read` returns the byte, and
-//! only changes what `poll` returns. A pipe
-//! would be cheaper but cannot be made (un)writable; an eventfd does not report that it was closed.
+//! only changes what `poll` returns. A pipe would be cheaper but cannot be made (un)writable; an
+//! eventfd does not report that it was closed.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -114,7 +114,7 @@ impl Signal {
 
     /// The number of a copy of the user's end in this process.
     #[cold]
-    fn copy(&self) -> Option<RawFd> {
+    fn find_copy(&self) -> Option<RawFd> {
         let open = std::fs::read_dir("/proc/self/fd").ok()?;
         let mut numbers = open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         numbers.find(|number| self.users_end(*number).is_ok())
@@ -133,7 +133,7 @@ impl Signal {
             false => SHORT_BUFFER_BYTES,
         };
         if self.users_end(self.number).is_err() {
-            self.number = self.copy().ok_or(io::ErrorKind::NotFound)?;
+            self.number = self.find_copy().ok_or(io::ErrorKind::NotFound)?;
         }
         sockopt::set_socket_send_buffer_size(self.users_end(self.number)?, bytes)?;
         self.writable = writable;

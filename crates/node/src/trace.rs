@@ -149,14 +149,13 @@ impl TracedWait {
     /// Ends a wait for a message to `own`. `arrived` has its source and its length.
     #[cold]
     pub fn end_receive(self, own: Option<Address>, arrived: Option<(Address, usize)>) {
-        let is_over = arrived.is_some() || self.is_last;
         let end = WaitEnd {
             cause: arrived.map_or(Cause::Nothing, |_| Cause::Message),
             own: own.map(in_trace),
             peer: arrived.map(|(source, _)| in_trace(source)),
             bytes: arrived.map_or(0, |(_, bytes)| bytes as u64),
         };
-        self.end(is_over, end);
+        self.end(arrived.is_some(), end);
     }
 
     /// Ends a wait for room. `ends` are the sender and the target, if there is a single one.
@@ -167,20 +166,18 @@ impl TracedWait {
         bytes: usize,
         has_begun: bool,
     ) {
-        let is_over = has_begun || self.is_last;
         let end = WaitEnd {
             cause: Cause::Room,
             own: own.map(in_trace),
             peer: to.map(in_trace),
             bytes: bytes as u64,
         };
-        self.end(is_over, end);
+        self.end(has_begun, end);
     }
 
     /// Ends a wait for operations to be done, by `to` if that is known.
     #[cold]
     pub(crate) fn end_operation(self, to: Option<Address>, is_done: bool) {
-        let is_over = is_done || self.is_last;
         let end = WaitEnd {
             cause: match is_done {
                 true => Cause::Completion,
@@ -190,12 +187,12 @@ impl TracedWait {
             peer: to.map(in_trace),
             bytes: 0,
         };
-        self.end(is_over, end);
+        self.end(is_done, end);
     }
 
-    /// Records the wait, unless its next part continues it.
-    fn end(self, is_over: bool, end: WaitEnd) {
-        if is_over {
+    /// Records the wait, unless it has failed and its next part continues it.
+    fn end(self, has_succeeded: bool, end: WaitEnd) {
+        if has_succeeded || self.is_last {
             self.recorder.record(self.began_ns, end);
         }
     }

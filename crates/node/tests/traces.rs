@@ -5,7 +5,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use dipole_node::{Address, Config, EndpointId, Links, LongWait, Node, NodeId, ReceiveError};
+use dipole_node::{
+    Address, Config, Endpoint, EndpointId, Links, LongWait, Node, NodeId, ReceiveError,
+};
 use dipole_trace::waits::{Cause, EndpointAddress, Wait, WaitFile};
 
 const SHORT: Duration = Duration::from_millis(30);
@@ -27,6 +29,16 @@ fn address(endpoint: u32) -> Address {
 
 fn in_trace(endpoint: u32) -> Option<EndpointAddress> {
     Some(EndpointAddress { node: 1, endpoint })
+}
+
+/// Endpoint 8, whose target is endpoint 7, of two nodes.
+fn connected(folder: &Path) -> (Endpoint, Endpoint) {
+    let (here, there) = (node(folder), node(folder));
+    let from = here.endpoint(EndpointId(8)).expect("free");
+    let to = there.endpoint(EndpointId(7)).expect("free");
+    there.start_progress().expect("a thread");
+    from.target(address(7)).expect("it is open");
+    (from, to)
 }
 
 /// The file of this process.
@@ -93,11 +105,7 @@ fn a_wait_for_a_message_has_its_source_and_length() {
 #[test]
 fn a_wait_for_room_has_its_target() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (here, there) = (node(folder.path()), node(folder.path()));
-    let from = here.endpoint(EndpointId(8)).expect("free");
-    let to = there.endpoint(EndpointId(7)).expect("free");
-    there.start_progress().expect("a thread");
-    from.target(address(7)).expect("it is open");
+    let (from, to) = connected(folder.path());
     while from.send_timeout(&[0; 1000], SHORT).is_ok() {}
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -141,11 +149,7 @@ fn a_wait_in_vain_is_recorded_once_whatever_its_parts() {
 #[test]
 fn parts_of_a_wait_for_room_are_one_wait() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (here, there) = (node(folder.path()), node(folder.path()));
-    let from = here.endpoint(EndpointId(8)).expect("free");
-    let to = there.endpoint(EndpointId(7)).expect("free");
-    there.start_progress().expect("a thread");
-    from.target(address(7)).expect("it is open");
+    let (from, to) = connected(folder.path());
     let mut whole = LongWait::new();
     while from.try_send(&[0; 1000]).is_ok() {}
     let mut last = Ok(());
@@ -156,7 +160,7 @@ fn parts_of_a_wait_for_room_are_one_wait() {
     assert!(waits(folder.path(), Cause::Room).is_empty());
     whole
         .last_part(|| from.send_timeout(&[0; 1000], SHORT))
-        .expect_err("there is no room");
+        .expect_err("the receiver has no room");
     let found = waits(folder.path(), Cause::Room);
     let [wait] = &found[..] else {
         panic!("{found:?}")
