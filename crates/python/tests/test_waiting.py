@@ -142,6 +142,8 @@ class Waits(unittest.TestCase):
             print("ready", flush=True)
             sys.stdin.readline()
             try:
+                # The first may return before it is known that the other member gave up.
+                group.barrier()
                 group.barrier()
             except dipole.TimedOut:
                 print("timed out", flush=True)
