@@ -38,7 +38,7 @@ pub use clock::{Clock, Reading, nanoseconds};
 pub use condition::{Polled, WaitCondition};
 pub use interrupt::interruptible;
 pub use long_wait::LongWait;
-pub use ready::{Ready, WaitKey};
+pub use ready::{Keys, Ready, WaitKey};
 pub use schedule::Driver;
 pub use stepper::{Stepper, Work};
 pub use timeout::{Timeout, WaitError};

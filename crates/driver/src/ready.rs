@@ -13,8 +13,8 @@ const MAX_LISTED: usize = 64;
 const MAX_KEYS: usize = 4;
 
 /// The keys of one waiter; any of them wakes it.
-#[derive(Debug)]
-pub(crate) enum Keys {
+#[derive(Debug, PartialEq, Eq)]
+pub enum Keys {
     /// Only these keys.
     Few(ArrayVec<WaitKey, MAX_KEYS>),
     /// More than are kept, as for a message to many targets: every key.
@@ -22,12 +22,15 @@ pub(crate) enum Keys {
 }
 
 impl Keys {
-    pub(crate) fn of(keys: &[WaitKey]) -> Keys {
+    /// These keys, or any if they are many.
+    #[must_use]
+    pub fn of(keys: &[WaitKey]) -> Keys {
         ArrayVec::try_from(keys).map_or(Keys::Any, Keys::Few)
     }
 
     /// True if one of the keys became ready.
-    pub(crate) fn are_in(&self, ready: &Ready) -> bool {
+    #[must_use]
+    pub fn are_in(&self, ready: &Ready) -> bool {
         match self {
             Keys::Few(keys) => ready.concerns(keys),
             Keys::Any => ready.overflowed || ready.has_keys(),
@@ -68,6 +71,7 @@ pub struct Ready {
     listing: bool,
     registered: bool,
     watched: bool,
+    exporting: bool,
     overflowed: bool,
     keys: ArrayVec<WaitKey, MAX_LISTED>,
 }
@@ -103,9 +107,16 @@ impl Ready {
         self.update();
     }
 
+    /// Lists keys while exported descriptors wait for some.
+    #[inline]
+    pub fn set_exporting(&mut self, exporting: bool) {
+        self.exporting = exporting;
+        self.update();
+    }
+
     #[inline]
     fn update(&mut self) {
-        self.listing = self.registered || self.watched;
+        self.listing = self.registered || self.watched || self.exporting;
         if !self.listing {
             self.clear();
         }

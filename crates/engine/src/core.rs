@@ -17,6 +17,7 @@ use super::operations::Operations;
 use super::packer::Packer;
 use super::peers::Peers;
 use super::posted::SentPosts;
+use super::refusals::Refusals;
 use crate::address::{Address, EndpointId};
 use crate::gone::GoneReason;
 use crate::inbox::{Charge, Origin};
@@ -29,6 +30,7 @@ pub(super) struct Core {
     pub(super) dispatch: Dispatch,
     pub(super) packer: Packer,
     pub(super) peers: Peers,
+    pub(super) refusals: Refusals,
     /// Keys that became ready for waiting threads.
     pub(super) ready: Ready,
     /// Memory operations of peers and of this process.
@@ -208,6 +210,7 @@ impl Core {
             } => self.on_gone(peer, GoneReason::from(reason), acknowledged),
             Event::Refused { edge, reason, .. } => {
                 self.refuse_operations(edge, reason);
+                self.refusals.record(edge, reason);
                 self.ready.notify(WaitKey::Edge(edge));
             }
             Event::EdgeForgotten { edge } => {

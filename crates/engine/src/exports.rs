@@ -7,6 +7,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use dipole_driver::{Keys, WaitKey};
 use dipole_link::signal::Signal;
 use dipole_link::watch::Watch;
 use rustc_hash::FxHashMap;
@@ -22,8 +23,14 @@ pub(super) struct Exports {
     /// Reports descriptors that the program has closed.
     watch: Watch,
     signals: FxHashMap<u32, Signal>,
-    /// Endpoints whose last send was blocked.
-    blocked: Vec<u32>,
+    /// Endpoints whose last send was blocked, and the keys that let them try again.
+    blocked: Vec<(u32, Keys)>,
+}
+
+impl Exports {
+    fn is_blocked(&self, endpoint: u32) -> bool {
+        self.blocked.iter().any(|(blocked, _)| *blocked == endpoint)
+    }
 }
 
 impl Engine {
@@ -94,23 +101,34 @@ impl Engine {
         }
     }
 
-    /// Called when a send found no room: from now on, freed room concerns this endpoint too.
-    pub fn record_refused_send(&mut self, endpoint: u32) {
-        if let Some(exports) = &mut self.exports
-            && exports.signals.contains_key(&endpoint)
-            && !exports.blocked.contains(&endpoint)
-        {
-            exports.blocked.push(endpoint);
+    /// Called when a send found no room: from now on, each of `keys` makes the endpoint writable.
+    pub fn record_refused_send(&mut self, endpoint: u32, keys: &[WaitKey]) {
+        let Some(exports) = &mut self.exports else {
+            return;
+        };
+        if !exports.signals.contains_key(&endpoint) {
+            return;
         }
+        let keys = Keys::of(keys);
+        let known = (exports.blocked.iter_mut()).find(|(blocked, _)| *blocked == endpoint);
+        match known {
+            Some((_, known)) if *known == keys => {}
+            // It sends to several targets.
+            Some((_, known)) => *known = Keys::Any,
+            None => exports.blocked.push((endpoint, keys)),
+        }
+        self.core.ready.set_exporting(true);
     }
 
     /// Makes the descriptor unwritable until sending may succeed. If room may have become free since
     /// [`record_refused_send`](Self::record_refused_send), it stays writable, with an edge for callers
     /// that wait for one after the call that failed.
     pub fn set_send_blocked(&mut self, endpoint: u32) {
+        let exports = self.exports.as_ref();
+        let is_blocked = exports.is_some_and(|exports| exports.is_blocked(endpoint));
         if let Some(exports) = &mut self.exports
             && let Some(signal) = exports.signals.get_mut(&endpoint)
-            && let Err(cause) = match exports.blocked.contains(&endpoint) {
+            && let Err(cause) = match is_blocked {
                 true => signal.set_writable(false),
                 false => signal.announce_writable(),
             }
@@ -148,12 +166,16 @@ impl Engine {
                 tracing::warn!("cannot make endpoint {endpoint}'s descriptor readable: {cause}");
             }
         }
-        for endpoint in exports.blocked.drain(..) {
+        let ready = &mut self.core.ready;
+        for (endpoint, _) in (exports.blocked).extract_if(.., |(_, keys)| keys.are_in(ready)) {
             if let Some(signal) = exports.signals.get_mut(&endpoint)
                 && let Err(cause) = signal.set_writable(true)
             {
                 tracing::warn!("cannot make endpoint {endpoint}'s descriptor writable: {cause}");
             }
+        }
+        if exports.blocked.is_empty() {
+            ready.set_exporting(false);
         }
     }
 

@@ -36,6 +36,7 @@ mod ports;
 mod posted;
 mod reader;
 mod receives;
+mod refusals;
 mod region;
 mod send;
 mod send_answers;
@@ -69,6 +70,7 @@ use packer::Packer;
 use packets::PacketPort;
 use peers::Peers;
 use posted::SentPosts;
+use refusals::Refusals;
 use shared_memory::SharedMemory;
 use shortages::InjectedShortages;
 use trailer::Trailers;
@@ -191,6 +193,7 @@ impl Engine {
                 dispatch: Dispatch::default(),
                 packer: Packer::new(frames, caps.small_run_frames),
                 peers: Peers::default(),
+                refusals: Refusals::default(),
                 ready: Ready::default(),
                 operations: Operations::default(),
                 long_events: Vec::new(),

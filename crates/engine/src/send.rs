@@ -547,7 +547,7 @@ impl Engine {
         }
     }
 
-    /// True if the peer has acknowledged everything.
+    /// True if the peer has acknowledged everything, and its refusals have arrived.
     #[must_use]
     pub fn is_peer_acknowledged(&mut self, peer: PeerId) -> bool {
         let core = &self.core;
@@ -560,10 +560,18 @@ impl Engine {
         }
     }
 
-    /// Why the peer refuses messages of an edge, if it has refused one.
+    /// Why the peer has refused a message of an edge, if it refuses them now or that was not reported
+    /// yet. The caller must report it.
     #[must_use]
-    pub fn refusal(&self, edge: EdgeId) -> Option<RefusedReason> {
-        self.core.machine.refusal(edge)
+    pub fn take_refusal(&mut self, edge: EdgeId) -> Option<RefusedReason> {
+        let unreported = self.core.refusals.take(edge);
+        self.core.machine.refusal(edge).or(unreported)
+    }
+
+    /// True if the peer has refused a message of an edge and no caller has reported it.
+    #[must_use]
+    pub fn has_unreported_refusal(&self, edge: EdgeId) -> bool {
+        self.core.refusals.contains(edge)
     }
 
     /// True if a peer is gone but had acknowledged everything.
@@ -599,8 +607,11 @@ impl Engine {
         self.memory.as_ref()?.route(peer)
     }
 
-    /// Adds the reason if the peer is gone.
-    fn with_reason(&self, edge: EdgeId, why: Blocked) -> Blocked {
+    /// Adds the reason if the peer is gone. The caller reports refusals.
+    fn with_reason(&mut self, edge: EdgeId, why: Blocked) -> Blocked {
+        if matches!(why, Blocked::Refused(_)) {
+            self.core.refusals.take(edge);
+        }
         match why {
             Blocked::Gone(None) | Blocked::Opening => self.gone(edge.peer).unwrap_or(why),
             other => other,

@@ -279,12 +279,14 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// True if the peer has read everything that was sent to it.
+    /// True if the peer has read everything that was sent to it, and its refusals have arrived.
     pub(super) fn is_acknowledged(&mut self, machine: &Machine, peer: PeerId) -> bool {
         let Some(id) = self.connection(peer) else {
             return true;
         };
-        let done = machine.is_acknowledged(peer) && self.hub.is_read(id);
+        let done = machine.is_acknowledged(peer)
+            && self.hub.is_read(id)
+            && self.hub.answers(id) <= machine.refusals(peer).received;
         if !done {
             self.hub.want_room(id);
         }
@@ -414,11 +416,9 @@ impl SharedMemory {
         let node = NodeId(self.own.node);
         let mut broken = None;
         let taken = self.hub.poll(POLL_LIMIT, &mut |id, word, payload| {
-            let Some(found) = find_mut(connections, id) else {
-                return;
-            };
+            let found = find_mut(connections, id)?;
             let State::Open(peer) = found.state else {
-                return;
+                return None;
             };
             let done = match PipeTag::from_word(word) {
                 Ok(tag) if tag.kind == PipeKind::Message => {
@@ -429,9 +429,12 @@ impl SharedMemory {
                         payload,
                     };
                     if hand(core, &message) {
-                        return;
+                        return None;
                     }
-                    on_message(core, now, &message)
+                    match on_message(core, now, &message) {
+                        Ok(true) => return None,
+                        other => other.map(drop),
+                    }
                 }
                 Ok(tag) => {
                     found.received_bye |= tag.kind == PipeKind::Bye;
@@ -442,6 +445,7 @@ impl SharedMemory {
             if let Err(why) = done {
                 broken = Some((id, why));
             }
+            Some(core.machine.refusals(peer).made)
         });
         if self.is_idle(core) && self.pending_wakes.is_empty() && broken.is_none() {
             return taken > 0;
@@ -488,6 +492,7 @@ impl SharedMemory {
         let Some(id) = self.connection(peer) else {
             return true;
         };
+        self.hub.set_answers(id, machine.refusals(peer).made);
         while let Some(record) = machine.poll_record(peer) {
             match self.hub.push_notice(id, record.tag, record.bytes()) {
                 Ok(()) => machine.pop_record(peer),
@@ -517,6 +522,7 @@ impl SharedMemory {
                     conn,
                     reason: why,
                     all_read,
+                    answers,
                 } => {
                     let found = self.find(conn);
                     let received_bye = found.is_some_and(|found| found.received_bye);
@@ -530,7 +536,7 @@ impl SharedMemory {
                         CloseReason::Violation { .. } => GoneReason::ProtocolViolation,
                     };
                     self.peer_died |= reason == GoneReason::Died;
-                    self.end_after(conn, reason, all_read, core);
+                    self.end_after(conn, reason, (all_read, answers), core);
                 }
             }
         }
@@ -597,12 +603,18 @@ impl SharedMemory {
 
     /// Ends a connection and releases what was held for it.
     fn end(&mut self, id: ConnId, reason: GoneReason, core: &mut Core) {
-        let all_read = self.hub.is_read(id);
-        self.end_after(id, reason, all_read, core);
+        let left = (self.hub.is_read(id), self.hub.answers(id));
+        self.end_after(id, reason, left, core);
     }
 
-    /// Ends a connection; `all_read` is true if the peer had read everything.
-    fn end_after(&mut self, id: ConnId, reason: GoneReason, all_read: bool, core: &mut Core) {
+    /// Ends a connection; `all_read` is true if the peer had read everything, with so many answers.
+    fn end_after(
+        &mut self,
+        id: ConnId,
+        reason: GoneReason,
+        (all_read, answers): (bool, u64),
+        core: &mut Core,
+    ) {
         let Some(found) = find_mut(&mut self.connections, id) else {
             return;
         };
@@ -618,11 +630,12 @@ impl SharedMemory {
             self.by_peer[peer.index()] = None;
             self.backlogged.retain(|backlogged| *backlogged != peer);
             self.fetches.forget(peer);
+            let all_answered = answers <= core.machine.refusals(peer).received;
             core.machine.close_pipe(peer, reason);
             core.handle_events(&[][..]);
             self.outgoing.forget(peer, core);
             self.allow_fetch_again();
-            if !all_read {
+            if !(all_read && all_answered) {
                 core.peers.set_unacknowledged(peer);
             }
         }

@@ -72,7 +72,8 @@ impl Sent {
     }
 }
 
-/// Keys for a thread that waits for room on an edge or for its acknowledgements.
+/// Keys for a thread that waits for room on an edge or for its acknowledgements. The first two are
+/// those of credit.
 #[inline]
 #[must_use]
 pub fn wait_keys(edge: EdgeId) -> [WaitKey; 4] {

@@ -141,8 +141,14 @@ impl AnyHub {
             /// See [`Hub::unread_bytes`].
             pub fn unread_bytes(&mut self, conn: ConnId) -> u64;
 
+            /// See [`Hub::answers`].
+            pub fn answers(&mut self, conn: ConnId) -> u64;
+
+            /// See [`Hub::set_answers`].
+            pub fn set_answers(&mut self, conn: ConnId, count: u64);
+
             /// See [`Hub::poll`].
-            pub fn poll(&mut self, limit: usize, take: &mut impl FnMut(ConnId, u64, Payload<'_>)) -> usize;
+            pub fn poll(&mut self, limit: usize, take: &mut impl FnMut(ConnId, u64, Payload<'_>) -> Option<u64>) -> usize;
 
             /// See [`Hub::arm`].
             pub fn arm(&mut self) -> bool;

@@ -189,8 +189,9 @@ fn be_hostile(path: &Path, random: &mut StdRng) {
                 // The hub has closed the connection meanwhile.
                 ranges.clear();
             }
-            side.hub.poll(16, &mut |_, _, _| ());
+            side.hub.poll(16, &mut |_, _, _| None);
             let _ = side.hub.is_read(conn);
+            let _ = side.hub.answers(conn);
             if random.random_bool(0.05) {
                 side.poll_connections();
                 side.hub.arm();

@@ -175,6 +175,7 @@ fn a_ring_fills_up_and_takes_more_after_some_was_read() {
             assert_eq!(tag, taken);
             assert!(bytes == pattern(tag, bytes.len()), "record {tag}");
             taken += 1;
+            None
         });
         // Records in the large ring are not delivered together with the last of the small ring.
         while taken < pushed {
@@ -191,6 +192,35 @@ fn a_ring_fills_up_and_takes_more_after_some_was_read() {
             length: MAX_RECORD_BYTES + 1
         })
     );
+}
+
+#[test]
+fn whoever_finds_its_records_read_finds_the_number_of_answers() {
+    let (mut one, mut two) = (Side::new(), Side::new());
+    let conn = one.hub.connect(&two.path()).expect("a listener");
+    two.opened();
+    one.opened();
+    assert_eq!(one.hub.answers(conn), 0);
+    let (mut pushed, mut taken, mut answers) = (0_u64, 0, 0);
+    // The large ring, too, begins with what was counted before.
+    for length in [8, 8, MAX_RECORD_BYTES, 8] {
+        while one.hub.push(conn, pushed, &pattern(pushed, length)).is_ok() {
+            pushed += 1;
+        }
+        let expected = answers + u64::from(length == 8);
+        while taken < pushed {
+            two.hub.poll(3, &mut |_, tag, _| {
+                taken += 1;
+                let is_answered = length == 8 && tag == pushed - 1;
+                answers += u64::from(is_answered);
+                is_answered.then_some(answers)
+            });
+        }
+        two.hub.poll(1, &mut |_, _, _| panic!("nothing is left"));
+        assert!(one.hub.is_read(conn));
+        assert_eq!((answers, one.hub.answers(conn)), (expected, expected));
+    }
+    assert_eq!(one.hub.stats().large_rings, 1);
 }
 
 #[test]

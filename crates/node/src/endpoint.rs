@@ -466,9 +466,10 @@ impl Endpoint {
     /// # Errors
     /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Refused`] and
     /// [`SendError::Broken`], for the first target that failed; the others have been waited for.
-    /// A refusal may arrive after the acknowledgement; then the next call reports it, and so does
-    /// every further one until [`target`](Self::target) is called again. [`SendError::NoTarget`]: the
-    /// endpoint has no targets, and nothing that it sent to addresses is unacknowledged or lost.
+    /// A refusal is reported once by a later send or by this call, even after its edge was closed; while
+    /// the target refuses, each call reports it until [`target`](Self::target) is called again.
+    /// [`SendError::NoTarget`]: the endpoint has no targets, and nothing that it sent to addresses is
+    /// unacknowledged or lost.
     pub fn drain(&self, timeout: Duration) -> Result<(), SendError> {
         self.check_usable()?;
         let begun = std::time::Instant::now();

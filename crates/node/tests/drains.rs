@@ -6,7 +6,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use dipole_node::{Address, Config, EndpointId, Links, MAX_MESSAGE_BYTES, Node, NodeId, SendError};
+use dipole_node::{
+    Address, Config, Endpoint, EndpointId, Links, MAX_MESSAGE_BYTES, Node, NodeId, SendError,
+};
+use tempfile::TempDir;
 
 const SOON: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -111,6 +114,116 @@ fn what_a_lost_process_had_not_acknowledged_is_reported_once() {
     from.send_to(address(8), b"x").expect("room");
     from.drain(PATIENCE).expect("it arrives");
     assert!(end.receive().is_ok());
+}
+
+/// Two processes. The second has refused a message of the first, which no call has reported.
+struct RefusedPair {
+    from: Endpoint,
+    here: Node,
+    there: Node,
+    _folder: TempDir,
+}
+
+impl RefusedPair {
+    fn new(links: Links) -> RefusedPair {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (here, there) = (node(folder.path(), links), node(folder.path(), links));
+        let from = here.endpoint(EndpointId(1)).expect("free");
+        let end = there.endpoint(EndpointId(7)).expect("free");
+        from.send_to(address(7), b"taken").expect("room");
+        from.drain(PATIENCE).expect("it arrives");
+        drop(end);
+        from.send_to(address(7), b"refused").expect("room");
+        while there.stats().protocol.messages_refused == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        RefusedPair {
+            from,
+            here,
+            there,
+            _folder: folder,
+        }
+    }
+
+    /// The next drain reports it, and the one after that does not.
+    fn is_reported_once(&self, links: Links) {
+        let drained = self.from.drain(PATIENCE);
+        let is_refused =
+            matches!(drained, Err(SendError::Refused { target, .. }) if target == address(7));
+        assert!(is_refused, "{links:?}: {drained:?}");
+        let again = self.from.drain(PATIENCE);
+        let is_nothing = matches!(again, Ok(()) | Err(SendError::NoTarget { .. }));
+        assert!(is_nothing, "{links:?}: {again:?}");
+    }
+}
+
+#[test]
+fn a_drain_right_after_the_send_reports_the_refusal() {
+    for links in [Links::Udp, Links::Shm] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (here, there) = (node(folder.path(), links), node(folder.path(), links));
+        let from = here.endpoint(EndpointId(1)).expect("free");
+        for round in 0..200 {
+            let end = there.endpoint(EndpointId(7)).expect("free");
+            from.target(address(7)).expect("it is open");
+            from.send(b"taken").expect("room");
+            from.drain(PATIENCE).expect("it arrives");
+            drop(end);
+            let drained = from.send(b"refused").and_then(|()| from.drain(PATIENCE));
+            let is_refused = matches!(drained, Err(SendError::Refused { .. }));
+            assert!(is_refused, "{links:?}, round {round}: {drained:?}");
+        }
+    }
+}
+
+#[test]
+fn a_refusal_is_reported_after_the_edge_is_used_again() {
+    for links in [Links::Udp, Links::Shm] {
+        let pair = RefusedPair::new(links);
+        let end = pair.there.endpoint(EndpointId(7)).expect("free");
+        pair.from.target(address(7)).expect("it is open");
+        pair.from.send(b"taken").expect("room");
+        pair.is_reported_once(links);
+        assert_eq!(*end.receive().expect("open"), *b"taken");
+    }
+}
+
+#[test]
+fn a_refusal_is_reported_after_its_edge_made_room_for_others() {
+    for links in [Links::Udp, Links::Shm] {
+        let pair = RefusedPair::new(links);
+        let others = 100..1300;
+        let ends: Vec<_> = others
+            .clone()
+            .map(|number| pair.there.endpoint(EndpointId(number)).expect("free"))
+            .collect();
+        for number in others {
+            pair.from.send_to(address(number), b"taken").expect("room");
+        }
+        pair.is_reported_once(links);
+        drop(ends);
+    }
+}
+
+#[test]
+fn a_refusal_is_reported_after_its_process_has_left() {
+    for links in [Links::Udp, Links::Shm] {
+        let pair = RefusedPair::new(links);
+        drop(pair.there);
+        loop {
+            let stats = pair.here.stats();
+            if stats.peers + stats.local_peers == 0 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let drained = pair.from.drain(PATIENCE);
+        let is_told = matches!(
+            drained,
+            Err(SendError::Refused { .. } | SendError::PeerGone { .. })
+        );
+        assert!(is_told, "{links:?}: {drained:?}");
+    }
 }
 
 #[test]

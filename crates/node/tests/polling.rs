@@ -1,4 +1,4 @@
-//! Polling for messages without waiting, and messages that share packets.
+//! Polling for messages without waiting, messages that share packets, and writable descriptors.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -6,9 +6,10 @@ use std::io::IoSlice;
 use std::time::{Duration, Instant};
 
 use dipole_node::{
-    Address, Arriving, ClusterKey, Config, Edge, Endpoint, EndpointId, Message, Node, NodeId,
-    Operation, Reader,
+    Address, Arriving, ClusterKey, Config, Edge, Endpoint, EndpointId, Links, Message, Node,
+    NodeId, Operation, Reader, SendError,
 };
+use rustix::event::{PollFd, PollFlags, poll};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -146,5 +147,55 @@ fn a_batched_message_leaves_without_further_calls() {
         let mut notes = Notes::default();
         notes.poll_until(&there, 1);
         assert_eq!(notes.came[0].0, message(at));
+    }
+}
+
+#[test]
+fn a_descriptor_becomes_writable_when_its_receiver_reads_and_not_before() {
+    for links in [Links::Udp, Links::Shm] {
+        let directory = tempfile::tempdir().unwrap();
+        let [here, there] = [0, 1].map(|_| {
+            let mut config = Config::local(NodeId(1), directory.path().to_owned());
+            config.links = links;
+            let node = Node::open(config).unwrap();
+            node.start_progress().unwrap();
+            node
+        });
+        let open = |node: &Node, number| node.endpoint(EndpointId(number)).unwrap();
+        let (from, busy) = (open(&here, 1), open(&here, 2));
+        let (to, echo) = (open(&there, 3), open(&there, 4));
+        from.target(to.address()).unwrap();
+        busy.target(echo.address()).unwrap();
+        echo.target(busy.address()).unwrap();
+        let descriptor = from.export().unwrap();
+        let is_writable = |timeout: Duration| {
+            let mut polled = [PollFd::new(&descriptor, PollFlags::OUT)];
+            poll(&mut polled, Some(&timeout.try_into().unwrap())).unwrap() > 0
+        };
+        assert!(is_writable(Duration::ZERO));
+        let mut sent = 0;
+        // The first refusals may be for want of frames.
+        while is_writable(Duration::from_millis(100)) {
+            match from.try_send(&[7; 1000]) {
+                Ok(()) => sent += 1,
+                Err(SendError::Full { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        for _ in 0..100 {
+            busy.send(b"ping").unwrap();
+            echo.receive_timeout(PATIENCE).unwrap();
+            echo.send(b"pong").unwrap();
+            busy.receive_timeout(PATIENCE).unwrap();
+            assert!(
+                !is_writable(Duration::ZERO),
+                "its receiver has read nothing"
+            );
+        }
+        for _ in 0..sent {
+            assert_eq!(*to.receive_timeout(PATIENCE).unwrap(), [7; 1000]);
+        }
+        assert!(is_writable(PATIENCE));
+        from.send_timeout(b"more", PATIENCE).unwrap();
     }
 }

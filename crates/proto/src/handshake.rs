@@ -106,6 +106,8 @@ pub(crate) struct Farewell {
     pub(crate) number: u32,
     /// All units below have arrived.
     pub(crate) unit_next: u32,
+    /// The peer may not have received a refusal.
+    pub(crate) refuses: bool,
     pub(crate) incarnation: u64,
     pub(crate) seal: Seal,
 }
@@ -146,11 +148,14 @@ impl HandshakePacket {
             ),
             HandshakePacket::Reset(reset) => (Header::handshake(Kind::Reset, 0), reset.emit(rest)),
             HandshakePacket::Bye(farewell) => {
-                let header = Header {
+                let mut header = Header {
                     number: farewell.number,
                     unit_next: farewell.unit_next,
                     ..Header::handshake(Kind::Bye, farewell.connection)
                 };
+                if farewell.refuses {
+                    header.flags.set(Flags::REFUSING);
+                }
                 let incarnation = farewell.incarnation;
                 (header, Bye { incarnation }.emit(rest))
             }

@@ -196,6 +196,13 @@ impl Holes {
     }
 }
 
+/// The low 32 bits, which packets and records carry.
+#[allow(clippy::cast_possible_truncation, reason = "the low half is meant")]
+#[inline]
+pub(crate) fn low(number: u64) -> u32 {
+    number as u32
+}
+
 /// Widens the low 32 bits of a number that is within 2^31 of `near`.
 #[must_use]
 #[inline]

@@ -54,7 +54,7 @@ pub mod time;
 mod timer;
 pub mod wire;
 
-pub use channel::{IncomingStatus, MAX_EDGES, MessageStart, OutgoingStatus};
+pub use channel::{IncomingStatus, MAX_EDGES, MessageStart, OutgoingStatus, Refusals};
 pub use config::{Config, LIMIT_OF_MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES, charge};
 pub use error::{BeginError, ConnectError, EdgeError, ProtocolViolation};
 pub use event::{EdgeId, Event, GoneReason, KeyMismatch, PathChange, PeerId};

@@ -21,6 +21,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
+use crate::channel::Refusals;
 use crate::config::Config;
 use crate::error::ConnectError;
 use crate::event::{EdgeId, Event, GoneReason, INDEX_BITS, PeerId};
@@ -268,10 +269,14 @@ impl Machine {
     /// Why the peer refuses messages of an edge, if it has refused one.
     #[must_use]
     pub fn refusal(&self, edge: EdgeId) -> Option<RefusedReason> {
-        match self.peers.get(edge.peer)? {
-            Peer::Session(session) => session.refusal(edge),
-            Peer::Pipe(pipe) => pipe.refusal(edge),
-        }
+        self.peers.get(edge.peer)?.channel().refusal(edge)
+    }
+
+    /// The refusals between this process and a peer.
+    #[must_use]
+    pub fn refusals(&self, peer: PeerId) -> Refusals {
+        let peer = self.peers.get(peer);
+        peer.map_or_else(Refusals::default, |peer| peer.channel().refusals())
     }
 
     /// The node on which a peer runs, as it has reported.

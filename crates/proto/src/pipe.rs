@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use crate::channel::{Channel, MessageStart, Notice};
 use crate::error::{BeginError, ProtocolViolation};
 use crate::event::{EdgeId, PeerId};
+use crate::holes::low;
 use crate::shared::Shared;
 use crate::wire::{
-    EdgeKey, Greeting, Malformed, OPERATION_BYTES, PipeKind, PipeRecord, PipeTag, RefusedReason,
-    ends_to_word,
+    EdgeKey, Greeting, Malformed, OPERATION_BYTES, PipeKind, PipeRecord, PipeTag, ends_to_word,
 };
 
 /// Most records queued while the peer does not read its ring. A correct peer causes only a few
@@ -122,11 +122,6 @@ impl Pipe {
             self.introduce(edge);
         }
         Ok(begun)
-    }
-
-    /// Why the peer refuses messages of an edge, if it has refused one.
-    pub(crate) fn refusal(&self, edge: EdgeId) -> Option<RefusedReason> {
-        self.channel.refusal(edge)
     }
 
     /// Queues the record with the number of an edge.
@@ -337,12 +332,4 @@ impl From<Malformed> for ProtocolViolation {
     fn from(_: Malformed) -> ProtocolViolation {
         ProtocolViolation("a malformed record")
     }
-}
-
-#[allow(
-    clippy::cast_possible_truncation,
-    reason = "records carry the low 32 bits"
-)]
-fn low(sequence: u64) -> u32 {
-    sequence as u32
 }

@@ -166,8 +166,10 @@ pub(crate) struct SendWindow {
     bulk: VecDeque<Slot>,
     /// Lost units, in the order of retransmission.
     repeats: VecDeque<u64>,
-    /// Slots that carry only notices.
-    notices: Vec<Slot>,
+    /// Slots that carry only notices, and whether refusals are among them.
+    notices: Vec<(Slot, bool)>,
+    /// The peer has acknowledged all units below, and this side has received its refusals of them.
+    settled: u64,
     /// Units that were cut, lowest first.
     cuts: Vec<Cut>,
     flying: u32,
@@ -180,6 +182,7 @@ impl SendWindow {
     pub(crate) fn starting_at(first: u64) -> SendWindow {
         SendWindow {
             base: first,
+            settled: first,
             ..SendWindow::default()
         }
     }
@@ -193,9 +196,28 @@ impl SendWindow {
     }
 
     /// Queues a frame with notices, which need not arrive before a session ends.
-    pub(crate) fn queue_notices(&mut self, slot: Slot) {
-        self.notices.push(slot);
+    pub(crate) fn queue_notices(&mut self, slot: Slot, refuses: bool) {
+        self.notices.push((slot, refuses));
         self.small.push_back(slot);
+    }
+
+    /// True while a refusal is queued, in flight or lost.
+    #[inline]
+    pub(crate) fn has_refusals(&self) -> bool {
+        self.notices.iter().any(|(_, refuses)| *refuses)
+    }
+
+    /// The peer has acknowledged all units below, and this side has received its refusals of them.
+    #[inline]
+    pub(crate) fn settle(&mut self, below: u64) {
+        self.settled = self.settled.max(below);
+    }
+
+    /// True unless the peer may have refused messages that it has acknowledged.
+    #[inline]
+    pub(crate) fn is_settled(&self) -> bool {
+        let mut units = self.units.iter();
+        self.settled >= self.base && units.all(|unit| unit.progress.state != State::Arrived)
     }
 
     /// True if nothing but notices is queued, in flight or lost.
@@ -206,7 +228,7 @@ impl SendWindow {
             .map(|unit| &unit.slot)
             .chain(&self.small)
             .chain(&self.bulk)
-            .all(|slot| self.notices.contains(slot))
+            .all(|slot| self.notices.iter().any(|(notice, _)| notice == slot))
     }
 
     /// Number of packets in flight.
@@ -427,7 +449,7 @@ impl SendWindow {
         entry.progress.state = State::Arrived;
         let slot = entry.slot;
         if !self.notices.is_empty() {
-            self.notices.retain(|notice| *notice != slot);
+            self.notices.retain(|(notice, _)| *notice != slot);
         }
         self.arrivals += 1;
         self.flying -= u32::from(before.is_flying());

@@ -10,6 +10,7 @@ mod flow;
 mod lane_choice;
 mod liveness;
 mod paths;
+mod ranges;
 mod receive;
 mod recover;
 mod requests;
@@ -34,7 +35,7 @@ use crate::parts::Assemblies;
 use crate::send::{SendWindow, Slot};
 use crate::shared::Shared;
 use crate::time::Instant;
-use crate::wire::{Address, Hello, RefusedReason, SHARE_BYTES, Trailer};
+use crate::wire::{Address, Hello, SHARE_BYTES, Trailer};
 use acks::Acks;
 use control_lane::ControlLane;
 use flow::FlowReports;
@@ -474,14 +475,9 @@ impl Session {
         self.liveness.is_evicting()
     }
 
-    /// True if the peer has acknowledged every message.
+    /// True if the peer has acknowledged every message, and its refusals of them have arrived.
     pub(crate) fn is_acknowledged(&self) -> bool {
-        self.window.has_only_notices()
-    }
-
-    /// Why the peer refuses messages of an edge, if it has refused one.
-    pub(crate) fn refusal(&self, edge: EdgeId) -> Option<RefusedReason> {
-        self.channel.refusal(edge)
+        self.window.has_only_notices() && self.window.is_settled()
     }
 
     /// Sends the window with the next packet.

@@ -190,6 +190,37 @@ fn a_missing_endpoint_is_reported_to_the_sender() {
 }
 
 #[test]
+fn nothing_counts_as_acknowledged_before_its_refusal_has_arrived() {
+    for seed in 1..=300 {
+        let (mut wire, edge) = connected(seed, &Config::default());
+        let peer = wire.hosts[1].connected[0];
+        let nowhere = wire.hosts[0].machine.edge(edge.peer, 1, 99).expect("open");
+        (wire.loss, wire.duplicate, wire.reorder) = (0.3, 0.1, 0.3);
+        let now = wire.now;
+        for (edge, message) in [(nowhere, b"refused"), (edge, b"arrives")] {
+            wire.hosts[0].send(now, edge, message).expect("credit");
+        }
+        let acknowledged = |wire: &mut Wire| wire.hosts[0].machine.is_acknowledged(edge.peer);
+        if seed % 2 == 0 {
+            assert!(wire.run(60 * SECOND, acknowledged), "seed {seed}");
+            assert_eq!(wire.hosts[0].refused, [0], "seed {seed}");
+            continue;
+        }
+        // A process that leaves cannot send its refusal again.
+        let arrived = |wire: &mut Wire| wire.hosts[1].machine.stats().messages_refused > 0;
+        assert!(wire.run(60 * SECOND, arrived), "seed {seed}");
+        wire.hosts[1].machine.disconnect(peer);
+        let is_over = |wire: &mut Wire| !wire.hosts[0].gone.is_empty();
+        assert!(wire.run(60 * SECOND, is_over), "seed {seed}");
+        let host = &wire.hosts[0];
+        assert!(
+            host.refused == [0] || host.left_unacknowledged == [edge.peer],
+            "seed {seed}"
+        );
+    }
+}
+
+#[test]
 fn units_of_a_dead_lane_move_to_another() {
     let (mut wire, edge) = connected(13, &Config::default());
     wire.dead_ports = vec![2];

@@ -91,13 +91,13 @@ pub(super) fn read_in_place(
     true
 }
 
-/// Handles a message record: delivers it directly if it is next in order.
+/// Handles a message record: delivers it directly and returns true if it is next in order.
 #[inline]
 pub(super) fn on_message(
     core: &mut Core,
     now: Instant,
     message: &PipeMessage<'_>,
-) -> Result<(), ProtocolViolation> {
+) -> Result<bool, ProtocolViolation> {
     let PipeMessage {
         peer,
         number,
@@ -123,10 +123,13 @@ pub(super) fn on_message(
                 .deliver(&arrival, payload.len(), ready, |place| {
                     payload.copy_to(place);
                 });
+            Ok(true)
         }
-        None => core.handle_events(&payload),
+        None => {
+            core.handle_events(&payload);
+            Ok(false)
+        }
     }
-    Ok(())
 }
 
 /// Handles any other record. A control record is copied before it is parsed, because the peer

@@ -107,6 +107,21 @@ impl Hub {
         }
     }
 
+    /// Number of answers that the peer had made to the records that [`is_read`](Self::is_read) has
+    /// found taken, or more: as many must arrive before their fate is known.
+    pub fn answers(&mut self, conn: ConnId) -> u64 {
+        let open = self.find(conn).and_then(|found| found.open.as_ref());
+        open.map_or(0, |open| open.out.answers())
+    }
+
+    /// Sets the number of answers that this side has made, before it pushes anything that follows from
+    /// them.
+    pub fn set_answers(&mut self, conn: ConnId, count: u64) {
+        if let Some(open) = self.find(conn).and_then(|found| found.open.as_mut()) {
+            open.into.set_answers(count);
+        }
+    }
+
     /// Closes a connection that has ended and reports it, or postpones that to the next call
     /// if unread records are left.
     fn close_if_drained(&mut self, id: ConnId, events: &mut Vec<ShmEvent>) {
@@ -130,10 +145,12 @@ impl Hub {
         }
         if told {
             let all_read = self.is_read(id);
+            let answers = self.answers(id);
             events.push(ShmEvent::Closed {
                 conn: id,
                 reason,
                 all_read,
+                answers,
             });
         }
         self.close(id);
@@ -300,7 +317,9 @@ impl Hub {
             if let Some(segment) = open.next.take() {
                 let place =
                     RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
+                let answers = open.into.answers();
                 open.into = Consumer::new(Mapped::new(&Arc::new(segment), place));
+                open.into.set_answers(answers);
                 return;
             }
             // The peer sends the ring before the record that announces it.
@@ -316,7 +335,9 @@ impl Hub {
             Some(segment) => {
                 let place =
                     RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
+                let answers = open.into.answers();
                 open.into = Consumer::new(Mapped::new(&Arc::new(segment), place));
+                open.into.set_answers(answers);
             }
             None => conn.mark_broken("no ring where one was announced", &mut self.ending),
         }

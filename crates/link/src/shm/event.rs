@@ -47,6 +47,8 @@ pub enum ShmEvent {
         reason: CloseReason,
         /// True if the peer had taken all records.
         all_read: bool,
+        /// Number of answers that the peer had made to them.
+        answers: u64,
     },
 }
 

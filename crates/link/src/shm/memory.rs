@@ -49,6 +49,9 @@ pub(super) trait Memory {
     /// Number of records that the consumer has returned.
     fn consumed(&self) -> &Self::Word;
 
+    /// Number of answers that the consumer has made, for the producer to expect.
+    fn answers(&self) -> &Self::Word;
+
     /// Nonzero while the producer waits for progress.
     fn room_wanted(&self) -> &Self::Word;
 
@@ -66,11 +69,12 @@ pub(super) trait Memory {
     fn touch(&self, _spot: Location, _writes: bool) {}
 }
 
-/// The consumer's word and the producer's word, on a cache line each.
+/// The consumer's words and the producer's word, on a cache line each.
 #[repr(C, align(64))]
 struct RingControl {
     consumed: AtomicU64,
-    _line: [AtomicU64; 7],
+    answers: AtomicU64,
+    _line: [AtomicU64; 6],
     room_wanted: AtomicU64,
 }
 
@@ -179,6 +183,11 @@ impl Memory for Mapped {
     #[inline]
     fn consumed(&self) -> &AtomicU64 {
         &self.control().consumed
+    }
+
+    #[inline]
+    fn answers(&self) -> &AtomicU64 {
+        &self.control().answers
     }
 
     #[inline]

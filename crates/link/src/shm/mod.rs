@@ -489,9 +489,15 @@ impl Hub {
         unread
     }
 
-    /// Passes up to about `limit` records to `take`, in order per connection.
+    /// Passes up to about `limit` records to `take`, in order per connection. `take` returns how many
+    /// answers this side has made on the connection, if there are more: see
+    /// [`answers`](Self::answers).
     #[inline]
-    pub fn poll(&mut self, limit: usize, take: &mut impl FnMut(ConnId, u64, Payload<'_>)) -> usize {
+    pub fn poll(
+        &mut self,
+        limit: usize,
+        take: &mut impl FnMut(ConnId, u64, Payload<'_>) -> Option<u64>,
+    ) -> usize {
         let mut taken = 0;
         for at in 0..self.order.active_len() {
             taken += self.poll_one(self.order.active(at), limit, take);
@@ -505,7 +511,7 @@ impl Hub {
     fn poll_others(
         &mut self,
         limit: usize,
-        take: &mut impl FnMut(ConnId, u64, Payload<'_>),
+        take: &mut impl FnMut(ConnId, u64, Payload<'_>) -> Option<u64>,
     ) -> usize {
         let mut taken = 0;
         let slots = self.table.slots();
@@ -527,7 +533,7 @@ impl Hub {
         &mut self,
         index: usize,
         limit: usize,
-        take: &mut impl FnMut(ConnId, u64, Payload<'_>),
+        take: &mut impl FnMut(ConnId, u64, Payload<'_>) -> Option<u64>,
     ) -> usize {
         let (mut taken, moved) = self.poll_ring(index, limit, take);
         if moved {
@@ -544,7 +550,7 @@ impl Hub {
         &mut self,
         index: usize,
         limit: usize,
-        take: &mut impl FnMut(ConnId, u64, Payload<'_>),
+        take: &mut impl FnMut(ConnId, u64, Payload<'_>) -> Option<u64>,
     ) -> (usize, bool) {
         let Some(conn) = self.table.at_mut(index) else {
             return (0, false);
@@ -557,12 +563,11 @@ impl Hub {
         while taken < limit {
             let shown = open.into.take(|tag, payload| {
                 if tag == RING_SWITCHED {
-                    return true;
+                    return (true, None);
                 }
                 self.stats.records_in += 1;
                 self.stats.bytes_in += payload.len() as u64;
-                take(id, tag, payload);
-                false
+                (false, take(id, tag, payload))
             });
             match shown {
                 Ok(Some(false)) => taken += 1,

@@ -19,6 +19,7 @@ const LINE: usize = 64;
 /// per cache line of the area.
 struct Shared {
     consumed: AtomicU64,
+    answers: AtomicU64,
     room_wanted: AtomicU64,
     headers: Vec<AtomicU64>,
     slots: Vec<UnsafeCell<[u64; SLOT_BYTES / 8 - 1]>>,
@@ -43,6 +44,7 @@ impl Model {
         let word = || AtomicU64::new(0);
         Model(Arc::new(Shared {
             consumed: word(),
+            answers: word(),
             room_wanted: word(),
             headers: (0..slots).map(|_| word()).collect(),
             slots: (0..slots)
@@ -83,6 +85,10 @@ impl Memory for Model {
 
     fn consumed(&self) -> &AtomicU64 {
         &self.0.consumed
+    }
+
+    fn answers(&self) -> &AtomicU64 {
+        &self.0.answers
     }
 
     fn room_wanted(&self) -> &AtomicU64 {
@@ -144,6 +150,7 @@ fn take(consumer: &mut Consumer<Model>, number: u64, length: usize) -> bool {
             let mut copy = vec![0; shown.len()];
             shown.copy_to(&mut copy);
             assert_eq!((tag, &copy), (number, &payload(number, length)));
+            ((), Some(number + 1))
         })
         .expect("an honest producer")
         .is_some()
@@ -158,6 +165,9 @@ fn goes_through(slots: usize, near_lines: usize, wide_lines: usize, lengths: &'s
                 while !producer.push(number, &payload(number, *length)) {
                     loom::thread::yield_now();
                 }
+                if producer.is_read() {
+                    assert_eq!(producer.answers(), number + 1, "each has an answer");
+                }
             }
         });
         for (number, length) in (0..).zip(lengths) {
@@ -166,6 +176,7 @@ fn goes_through(slots: usize, near_lines: usize, wide_lines: usize, lengths: &'s
                 loom::thread::yield_now();
             }
         }
+        consumer.publish_position();
         thread.join().expect("no panic");
     });
 }

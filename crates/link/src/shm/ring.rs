@@ -285,6 +285,13 @@ impl<M: Memory> Producer<M> {
         self.freed >= self.required_end
     }
 
+    /// Number of answers that the consumer had made when it published the position that this side
+    /// has seen, or later.
+    pub(super) fn answers(&self) -> u64 {
+        // Relaxed: written before the position, which was read with acquire.
+        self.memory.answers().load(Ordering::Relaxed)
+    }
+
     /// Bytes of long payloads that the consumer has not returned.
     pub(super) fn unread_bytes(&mut self) -> u64 {
         self.refresh();
@@ -416,6 +423,8 @@ pub(super) struct Consumer<M = Mapped> {
     wide_published: u64,
     /// The position was published since `room_wanted` was last checked.
     unannounced: bool,
+    /// Number of answers, as published.
+    answers: u64,
 }
 
 impl<M: Memory> Consumer<M> {
@@ -431,7 +440,23 @@ impl<M: Memory> Consumer<M> {
             near_published: 0,
             wide_published: 0,
             unannounced: false,
+            answers: 0,
         }
+    }
+
+    /// Publishes the number of answers before the position of the records that caused them.
+    #[inline]
+    pub(super) fn set_answers(&mut self, count: u64) {
+        if self.answers != count {
+            self.answers = count;
+            // Relaxed: `publish_position` follows with release, or a record that is pushed.
+            self.memory.answers().store(count, Ordering::Relaxed);
+        }
+    }
+
+    /// The published number of answers.
+    pub(super) fn answers(&self) -> u64 {
+        self.answers
     }
 
     /// The header of the next slot, if it is filled.
@@ -449,7 +474,8 @@ impl<M: Memory> Consumer<M> {
         self.filled().is_some()
     }
 
-    /// Passes the next record to `show`, if there is one, and moves past it.
+    /// Passes the next record to `show`, if there is one, and moves past it. `show` may return the
+    /// new number of answers.
     #[inline]
     #[allow(
         clippy::cast_possible_truncation,
@@ -457,7 +483,7 @@ impl<M: Memory> Consumer<M> {
     )]
     pub(super) fn take<R>(
         &mut self,
-        show: impl FnOnce(u64, Payload<'_>) -> R,
+        show: impl FnOnce(u64, Payload<'_>) -> (R, Option<u64>),
     ) -> Result<Option<R>, FormatViolation> {
         let Some(header) = self.filled() else {
             return Ok(None);
@@ -490,7 +516,10 @@ impl<M: Memory> Consumer<M> {
             length: length as usize,
             _ring: std::marker::PhantomData,
         };
-        let shown = show(tag, payload);
+        let (shown, answers) = show(tag, payload);
+        if let Some(answers) = answers {
+            self.set_answers(answers);
+        }
         self.position += 1;
         if self.position - self.published > (self.memory.slot_count() - 1) / 4
             || self.near.position - self.near_published > self.near.bytes / 8

@@ -114,6 +114,8 @@ struct Ring {
     wanted: bool,
     /// Something was taken since then, which has not been reported to the producer.
     room_available: bool,
+    /// Number of answers that the consumer has made.
+    answers: u64,
 }
 
 #[derive(Debug)]
@@ -459,11 +461,13 @@ impl State {
                 true => CloseReason::Full,
                 false => CloseReason::HungUp,
             };
-            let all_read = self.end(side.other()).ring.records.is_empty();
+            let ring = &self.end(side.other()).ring;
+            let (all_read, answers) = (ring.records.is_empty(), ring.answers);
             events.push(ShmEvent::Closed {
                 conn,
                 reason,
                 all_read,
+                answers,
             });
             self.close(side);
         }

@@ -122,6 +122,7 @@ impl Side {
             let mut bytes = vec![0; payload.len()];
             payload.copy_to(&mut bytes);
             records.push_back((conn, tag, bytes));
+            None
         });
     }
 
@@ -264,6 +265,7 @@ impl Side {
             assert_eq!(tag, next + taken);
             assert!(bytes == pattern(tag, bytes.len()), "record {tag}");
             taken += 1;
+            None
         });
         taken
     }

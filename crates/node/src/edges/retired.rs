@@ -2,7 +2,7 @@
 //! callers that wait until all of it has been acknowledged.
 //!
 //! Such edges are closed when there are too many or when their process has gone. [`Retired`]
-//! remembers those whose process has not acknowledged everything.
+//! remembers those whose process has not acknowledged everything or has refused something.
 
 use rustc_hash::FxHashMap;
 
@@ -33,9 +33,13 @@ impl Retired {
     }
 }
 
-/// True if the target's process has acknowledged everything, perhaps before it left.
+/// True if the target's process has acknowledged everything, perhaps before it left, and refused
+/// nothing that was not reported.
 fn is_settled(engine: &mut Engine, target: &Target) -> bool {
     let peer = target.edge.peer;
+    if engine.has_unreported_refusal(target.edge) {
+        return false;
+    }
     match engine.is_open(peer) {
         Ok(_) => engine.is_peer_acknowledged(peer),
         Err(_) => engine.acknowledged_before_leaving(peer),

@@ -42,7 +42,7 @@ impl Endpoint {
                 Ok(Delivery::Blocked(target)) => {
                     full = target;
                     if until == Timeout::Zero {
-                        state.engine.record_refused_send(id);
+                        state.engine.record_refused_send(id, &keys);
                     }
                     None
                 }

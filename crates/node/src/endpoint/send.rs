@@ -8,7 +8,7 @@ use crate::edges::EdgeRef;
 use crate::error::SendError;
 use crate::inner::Inner;
 use crate::process::ProcessState;
-use dipole_driver::{Stepper, WaitError};
+use dipole_driver::WaitError;
 use dipole_engine::{Blocked, Content, LongSend, Target, wait_keys};
 
 /// True if more messages follow, so that this one may wait to share their packet.
@@ -76,7 +76,9 @@ impl Inner {
         });
         if matches!(sent, Err(SendError::Full { .. })) {
             self.driver.with_last(|state, _| {
-                state.engine.record_refused_send(source);
+                if state.edges.target(id).is_none() {
+                    state.engine.record_refused_send(source, &[id.key()]);
+                }
                 state.engine.set_send_blocked(source);
             });
         }
@@ -138,7 +140,11 @@ impl Inner {
                 Err(blocked @ (Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening)) => {
                     why = blocked;
                     if until == Timeout::Zero {
-                        state.engine.record_refused_send(id);
+                        let freed = match blocked {
+                            Blocked::NoCredit => &keys[..2],
+                            _ => &keys,
+                        };
+                        state.engine.record_refused_send(id, freed);
                     }
                     None
                 }
@@ -223,7 +229,7 @@ impl Inner {
     }
 
     /// Waits until the target's process has acknowledged everything, or is gone. Reports the refusal of
-    /// a message if it is known by then.
+    /// a message.
     pub(crate) fn wait_acknowledged(
         &self,
         target: &Target,
@@ -233,19 +239,14 @@ impl Inner {
         let (peer, keys) = (target.edge.peer, wait_keys(target.edge));
         let traced = self.trace_wait(until);
         let waited = self.driver.wait(until, &keys, &what, |state, _| {
+            if let Some(reason) = state.engine.take_refusal(target.edge) {
+                return Some(Err(send_error(Blocked::Refused(reason), target, 0)));
+            }
             match state.engine.is_open(peer) {
                 // The peer may have acknowledged everything before it left.
                 Err(_) if state.engine.acknowledged_before_leaving(peer) => Some(Ok(())),
                 Err(blocked) => Some(Err(send_error(blocked, target, 0))),
-                Ok(_) if !state.engine.is_peer_acknowledged(peer) => None,
-                Ok(_) => {
-                    // A refusal may wait in the ring.
-                    state.poll_memory();
-                    let refusal = state.engine.refusal(target.edge);
-                    Some(refusal.map_or(Ok(()), |reason| {
-                        Err(send_error(Blocked::Refused(reason), target, 0))
-                    }))
-                }
+                Ok(_) => state.engine.is_peer_acknowledged(peer).then_some(Ok(())),
             }
         });
         if let Some(traced) = traced {

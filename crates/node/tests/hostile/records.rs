@@ -140,6 +140,7 @@ impl Carrier for Records {
             {
                 asked.push(Operation::parse(head, data.len() as u64).expect("so does it here"));
             }
+            None
         });
     }
 

@@ -135,6 +135,16 @@ pub(crate) enum Placed {
     Violation,
 }
 
+/// Records of refusals between two processes. A sender that has received as many as the other side
+/// has made knows the fate of all that was acknowledged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Refusals {
+    /// Those that this side has made, some of which may still be queued.
+    pub made: u64,
+    /// Those that have arrived from the peer.
+    pub received: u64,
+}
+
 /// State of all edges of one peer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Channel {
@@ -156,6 +166,7 @@ pub(crate) struct Channel {
     /// Incoming edges with a grant to send.
     grants_due: Vec<u32>,
     notices: VecDeque<Notice>,
+    refusals: Refusals,
     strays: usize,
     /// Outgoing edges that wait for credit.
     wanting: Vec<u32>,
@@ -178,6 +189,7 @@ impl Channel {
             next_unreliable: 0,
             grants_due: Vec::new(),
             notices: VecDeque::new(),
+            refusals: Refusals::default(),
             strays: 0,
             wanting: Vec::new(),
             credit_requests_due: false,
@@ -227,6 +239,28 @@ impl Channel {
         if let Some(out) = self.out_mut(edge) {
             out.set_known();
         }
+    }
+
+    /// The refusals of both sides.
+    #[inline]
+    pub(crate) fn refusals(&self) -> Refusals {
+        self.refusals
+    }
+
+    /// True while a refusal is queued.
+    #[inline]
+    pub(crate) fn has_refusals(&self) -> bool {
+        let mut notices = self.notices.iter();
+        notices.any(|notice| matches!(notice, Notice::Refused { .. }))
+    }
+
+    fn queue_refusal(&mut self, key: EdgeKey, sequence: u64, reason: RefusedReason) {
+        self.refusals.made += 1;
+        self.notices.push_back(Notice::Refused {
+            key,
+            sequence,
+            reason,
+        });
     }
 
     /// Number of notices to send.

@@ -97,11 +97,7 @@ impl Channel {
         shared.stats.messages_refused += 1;
         if self.strays < MAX_STRAYS {
             self.strays += 1;
-            self.notices.push_back(Notice::Refused {
-                key,
-                sequence: sequence.into(),
-                reason: RefusedReason::TooManyEdges,
-            });
+            self.queue_refusal(key, sequence.into(), RefusedReason::TooManyEdges);
         }
     }
 
@@ -376,11 +372,7 @@ impl Channel {
         let of = edge.key();
         if !edge.refusal_due {
             edge.refusal_due = true;
-            self.notices.push_back(Notice::Refused {
-                key: of,
-                sequence,
-                reason,
-            });
+            self.queue_refusal(of, sequence, reason);
             return;
         }
         // The queued refusal covers all messages from its number on.

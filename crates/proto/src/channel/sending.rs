@@ -213,6 +213,7 @@ impl Channel {
         reason: RefusedReason,
         shared: &mut Shared,
     ) {
+        self.refusals.received += 1;
         let Some(index) = self.outgoing.find((source, target)) else {
             return;
         };

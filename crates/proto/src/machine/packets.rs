@@ -498,9 +498,9 @@ impl Machine {
         if session.remote.incarnation != bye.incarnation {
             return Err(DropReason::WrongCookie);
         }
-        let unit_next = packet.header().unit_next;
+        let header = packet.header();
         if let Some(session) = self.peers.session_mut(peer) {
-            session.on_unit_next(unit_next, &mut self.shared);
+            session.on_unit_next(&header, &mut self.shared);
         }
         self.remove(peer, GoneReason::Closed);
         Ok(())

@@ -3,10 +3,11 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::{Delivery, Inbound, Long, MAX_QUEUED, Pipe, Stream, low};
+use super::{Delivery, Inbound, Long, MAX_QUEUED, Pipe, Stream};
 use crate::channel::{MessagePiece, Placed, Urgency};
 use crate::error::ProtocolViolation;
 use crate::event::{EdgeId, Event};
+use crate::holes::low;
 use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{

@@ -17,9 +17,40 @@ fn window_with_flying(count: u32) -> SendWindow {
 }
 
 #[test]
+fn units_are_settled_by_an_acknowledgement_without_refusals() {
+    let mut window = SendWindow::default();
+    assert!(window.is_settled(), "nothing was sent");
+    window.queue(&[4, 5], false);
+    for number in 0..2 {
+        let next = window.next(8).expect("room");
+        window.sent(next.piece, Flight { lane: 0, number }, 100, Instant(0));
+    }
+    window.arrived(Piece::whole(1));
+    assert!(
+        !window.is_settled(),
+        "the second one arrived, perhaps refused"
+    );
+    window.arrived(Piece::whole(0));
+    assert!(!window.is_settled(), "so did the first");
+    window.settle(1);
+    assert!(!window.is_settled());
+    window.settle(2);
+    window.settle(1);
+    assert!(window.is_settled(), "an older packet changes nothing");
+    assert!(!window.has_refusals());
+    window.queue_notices(6, true);
+    assert!(window.has_refusals());
+    let next = window.next(8).expect("room");
+    window.sent(next.piece, Flight { lane: 0, number: 2 }, 100, Instant(0));
+    assert!(window.has_refusals(), "in flight");
+    window.arrived(next.piece);
+    assert!(!window.has_refusals());
+}
+
+#[test]
 fn notices_need_not_be_acknowledged() {
     let mut window = SendWindow::default();
-    window.queue_notices(3);
+    window.queue_notices(3, false);
     assert!(window.has_only_notices() && !window.is_empty());
     window.queue(&[4], false);
     assert!(!window.has_only_notices());

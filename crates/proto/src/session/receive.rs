@@ -537,15 +537,18 @@ impl Session {
         });
     }
 
-    /// All units of this side below `unit_next` have arrived.
-    pub(crate) fn on_unit_next(&mut self, unit_next: u32, shared: &mut Shared) {
-        let next = widen(unit_next, self.window.base());
-        self.units_arrived(next.min(self.window.top()), shared);
+    /// All units of this side below that of the header have arrived.
+    pub(crate) fn on_unit_next(&mut self, header: &Header, shared: &mut Shared) {
+        let next = widen(header.unit_next, self.window.base()).min(self.window.top());
+        self.units_arrived(next, shared);
+        if !header.flags.has(Flags::REFUSING) {
+            self.window.settle(next);
+        }
     }
 
     /// Handles the acknowledgement fields of the header.
     pub(super) fn on_ack(&mut self, header: &Header, now: Instant, shared: &mut Shared) {
-        self.on_unit_next(header.unit_next, shared);
+        self.on_unit_next(header, shared);
         let Some(index) = self
             .lanes
             .iter()

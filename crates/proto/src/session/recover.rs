@@ -97,7 +97,7 @@ impl Session {
     /// about a round trip.
     pub(super) fn arm_ack_request(&mut self, now: Instant, shared: &Shared) {
         let is_missing = self.requests.is_expecting()
-            || self.window.flying() == 0 && self.is_held()
+            || self.window.flying() == 0 && (self.is_held() || !self.window.is_settled())
             || !self.units.is_whole()
             || self.lanes.iter().any(|lane| !lane.incoming.is_whole());
         if !is_missing {

@@ -6,11 +6,11 @@
 //! retransmissions, units in parts, and grants that depend on each arrival. For the sender that is
 //! [`Session::poll_transmit`], which writes the packet whose header the others repeat.
 
+use crate::holes::low;
 use crate::lane::Lane;
 use crate::send::{Flight, Piece, Slot};
 use crate::session::acks::Acks;
 use crate::session::receive::Arrivals;
-use crate::session::transmit::low;
 use crate::session::{Frame, Frames, Session, Transmit};
 use crate::shared::Shared;
 use crate::time::Instant;

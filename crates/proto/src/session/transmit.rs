@@ -3,20 +3,20 @@
 use core::ops::Range as Bytes;
 use serde::{Deserialize, Serialize};
 
-use ranges::RangeList;
-
 use crate::channel::Notice;
 use crate::event::PeerId;
 use crate::handshake::Farewell;
+use crate::holes::low;
 use crate::key::Seal;
 use crate::lane::Lane;
 use crate::send::{Flight, Next, Slot};
 use crate::session::Session;
+use crate::session::ranges::RangeList;
 use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{
     Address, CONTROL_LANE, CREDIT_BYTES, CREDIT_REQUEST_BYTES, ECHO_BYTES, EDGE_END_BYTES, Flags,
-    HEADER_BYTES, Header, Kind, PROBE_BYTES, Part, REFUSED_BYTES, Range, emit_backlog, emit_credit,
+    HEADER_BYTES, Header, Kind, PROBE_BYTES, Part, REFUSED_BYTES, emit_backlog, emit_credit,
     emit_credit_request, emit_echo, emit_edge_end, emit_edge_forgotten, emit_lane_ack, emit_probe,
     emit_refused, emit_window,
 };
@@ -468,6 +468,9 @@ impl Session {
 
     /// Fills in the acknowledgement fields, for the lane with the newest arrivals.
     fn acknowledge_in(&mut self, header: &mut Header, shared: &Shared) {
+        if self.owes_refusals() {
+            header.flags.set(Flags::REFUSING);
+        }
         let dirty = |lane: &Lane| lane.incoming.dirty;
         let index = self.lanes.iter().position(dirty).unwrap_or(0);
         let reorder = shared.config.reorder_packets;
@@ -560,6 +563,11 @@ impl Session {
         emit_backlog(bytes, low(end))
     }
 
+    /// True if the peer may not have received a refusal of what it has sent.
+    fn owes_refusals(&self) -> bool {
+        self.channel.has_refusals() || self.window.has_refusals()
+    }
+
     /// True if notices wait for a free frame.
     pub(crate) fn has_notice(&self) -> bool {
         self.is_open() && (self.channel.has_notice() || self.paths.must_announce())
@@ -572,9 +580,11 @@ impl Session {
         };
         let limit = self.records_limit(bytes);
         let mut end = HEADER_BYTES + self.put_lanes(&mut bytes[HEADER_BYTES..limit], shared);
+        let mut refuses = false;
         while end + NOTICE_BYTES <= limit
             && let Some(notice) = self.channel.peek_notice()
         {
+            refuses |= matches!(notice, Notice::Refused { .. });
             let rest = &mut bytes[end..];
             end += match *notice {
                 Notice::Refused {
@@ -590,7 +600,7 @@ impl Session {
             self.channel.pop_notice();
         }
         frames.fill(slot, end);
-        self.window.queue_notices(slot);
+        self.window.queue_notices(slot, refuses);
     }
 
     fn header(&self, kind: Kind) -> Header {
@@ -642,6 +652,7 @@ impl Session {
             connection: self.remote.connection,
             number: low(self.control.take_number()),
             unit_next: low(self.units.next()),
+            refuses: self.owes_refusals(),
             incarnation,
             seal: self.keys.seals.out,
         }
@@ -656,45 +667,3 @@ const NOTICE_BYTES: usize = if REFUSED_BYTES > EDGE_END_BYTES {
 } else {
     EDGE_END_BYTES
 };
-
-#[allow(
-    clippy::cast_possible_truncation,
-    reason = "the wire carries the low 32 bits"
-)]
-pub(super) fn low(number: u64) -> u32 {
-    number as u32
-}
-
-mod ranges {
-    //! A list of ranges without allocation.
-
-    use super::{Range, low};
-    use crate::holes::Hole;
-    use crate::wire::MAX_RANGES;
-
-    pub(super) struct RangeList {
-        ranges: [Range; MAX_RANGES + 1],
-        count: usize,
-    }
-
-    impl RangeList {
-        pub(super) fn collect(holes: impl Iterator<Item = Hole>) -> RangeList {
-            let mut list = RangeList {
-                ranges: [Range::default(); MAX_RANGES + 1],
-                count: 0,
-            };
-            for hole in holes.take(MAX_RANGES + 1) {
-                list.ranges[list.count] = Range {
-                    start: low(hole.start),
-                    count: u16::try_from(hole.end - hole.start).unwrap_or(u16::MAX),
-                };
-                list.count += 1;
-            }
-            list
-        }
-
-        pub(super) fn as_slice(&self) -> &[Range] {
-            &self.ranges[..self.count]
-        }
-    }
-}

@@ -178,6 +178,7 @@ impl Session {
             .hash_rest(self.window.arrivals(), hasher);
         let (base, next) = (self.window.base(), self.units.next());
         self.flow.hash_rest(base, next, hasher);
+        (self.window.is_settled(), self.window.has_refusals()).hash(hasher);
         self.paths.hash_rest(has_spare_lanes, hasher);
         let liveness = &self.liveness;
         (liveness.is_watched(), liveness.is_suspected()).hash(hasher);

@@ -93,6 +93,8 @@ impl Flags {
     pub const REPEAT: Flags = Flags(1 << 5);
     /// The checksum is preceded by a proof that the sender has the cluster key.
     pub const PROVEN: Flags = Flags(1 << 6);
+    /// The sender has refused messages and does not know that the peer has received all refusals.
+    pub const REFUSING: Flags = Flags(1 << 7);
 
     /// True if all flags of `other` are set.
     #[must_use]
@@ -116,6 +118,7 @@ impl fmt::Debug for Flags {
             (Flags::BULK, "bulk"),
             (Flags::REPEAT, "repeat"),
             (Flags::PROVEN, "proven"),
+            (Flags::REFUSING, "refusing"),
         ];
         let mut first = true;
         for (flag, name) in names {
@@ -234,8 +237,11 @@ impl Header {
         if part.index > part.last || !part.is_whole() && !in_unit {
             return Err(Malformed::BadField("part"));
         }
-        let allowed = if kind.may_be_proven() { 0x7F } else { 0x3F };
-        if bytes[1] & !allowed != 0 {
+        let excluded = match kind.may_be_proven() {
+            true => Flags::REFUSING,
+            false => Flags::PROVEN,
+        };
+        if Flags(bytes[1]).has(excluded) {
             return Err(Malformed::BadField("flags"));
         }
         Ok(bytes)

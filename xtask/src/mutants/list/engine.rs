@@ -5,6 +5,15 @@ use crate::mutants::suite::Suite;
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "refusals-end-with-their-edge",
+        effect: "a refusal is forgotten when its edge is opened again or its process leaves",
+        file: "crates/engine/src/core.rs",
+        suite: Suite::Test("dipole-node", "drains", ""),
+        snippet: "                self.refusals.record(edge, reason);
+",
+        replacement: "",
+    },
+    Mutant {
         name: "assemblies-kept-on-close",
         effect: "the parts of a message to a closed endpoint are kept",
         file: "crates/engine/src/dispatch.rs",

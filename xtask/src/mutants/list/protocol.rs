@@ -230,6 +230,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replacement: "edge.is_ending() == is_ending || !is_ending",
     },
     Mutant {
+        name: "refused-and-settled",
+        effect: "messages count as acknowledged before their refusals arrive",
+        file: "crates/proto/src/session/receive.rs",
+        suite: Suite::Test("dipole-proto", "delivery", ""),
+        snippet: "if !header.flags.has(Flags::REFUSING) {",
+        replacement: "if next > 0 {",
+    },
+    Mutant {
         name: "credit-given-back-twice",
         effect: "a message that the application returns counts twice",
         file: "crates/proto/src/channel/incoming.rs",

@@ -35,7 +35,7 @@ fn take(consumer: &mut Consumer) -> Result<Option<(u64, usize)>, FormatViolation
         let mut copy = vec![0; payload.len()];
         payload.copy_to(&mut copy);
         assert!(copy == bytes(tag, copy.len()), "record {tag}");
-        (tag, copy.len())
+        ((tag, copy.len()), None)
     })
 }
 
@@ -180,7 +180,7 @@ fn records_of_a_hostile_producer_are_refused_or_harmless() {
             let shown = consumer.take(|_, payload| {
                 let mut copy = vec![0; payload.len()];
                 payload.copy_to(&mut copy);
-                copy.len() as u64
+                (copy.len() as u64, None)
             });
             let (area, length) = match length & WIDE {
                 0 => (256, length),
@@ -262,9 +262,9 @@ fn a_payload_is_read_within_its_bounds() {
     let one = consumer.take(|_, it| {
         assert!(!it.is_empty());
         assert_eq!((it.read_u64(1), it.read_u64(usize::MAX)), (None, None));
-        it.read_u64(0)
+        (it.read_u64(0), None)
     });
     assert_eq!(one, Ok(Some(Some(7))));
-    let two = consumer.take(|_, it| it.is_empty() && it.read_u64(0).is_none());
+    let two = consumer.take(|_, it| (it.is_empty() && it.read_u64(0).is_none(), None));
     assert_eq!(two, Ok(Some(true)));
 }

@@ -188,6 +188,21 @@ impl SimHub {
         read
     }
 
+    /// Like [`Hub::answers`](crate::shm::Hub::answers).
+    pub fn answers(&mut self, conn: ConnId) -> u64 {
+        let state = self.state();
+        let side = state.open_side(self.process, conn);
+        side.map_or(0, |side| state.end(side.other()).ring.answers)
+    }
+
+    /// Like [`Hub::set_answers`](crate::shm::Hub::set_answers).
+    pub fn set_answers(&mut self, conn: ConnId, count: u64) {
+        let mut state = self.state();
+        if let Some(side) = state.open_side(self.process, conn) {
+            state.end_mut(side).ring.answers = count;
+        }
+    }
+
     /// Like [`Hub::unread_bytes`](crate::shm::Hub::unread_bytes).
     pub fn unread_bytes(&mut self, conn: ConnId) -> u64 {
         let mut state = self.state();
@@ -202,7 +217,11 @@ impl SimHub {
     }
 
     /// Like [`Hub::poll`](crate::shm::Hub::poll).
-    pub fn poll(&mut self, limit: usize, take: &mut dyn FnMut(ConnId, u64, Payload<'_>)) -> usize {
+    pub fn poll(
+        &mut self,
+        limit: usize,
+        take: &mut dyn FnMut(ConnId, u64, Payload<'_>) -> Option<u64>,
+    ) -> usize {
         let mut shown = Vec::new();
         let mut state = self.state();
         for side in state.own(self.process).sides() {
@@ -238,7 +257,9 @@ impl SimHub {
         stats.bytes_in += bytes.sum::<u64>();
         drop(state);
         for (conn, record) in &shown {
-            take(*conn, record.tag, Payload::of(&record.payload));
+            if let Some(answers) = take(*conn, record.tag, Payload::of(&record.payload)) {
+                self.set_answers(*conn, answers);
+            }
         }
         shown.len()
     }

@@ -21,8 +21,8 @@ use crate::world::{Process, Stage, World};
 
 /// Messages that a flow sends in a row.
 const BURST: u32 = 64;
-/// Pause between probes whether missing messages were refused.
-const PROBE_NS: u64 = 50 * MILLISECOND;
+/// How often a flow that has sent everything checks whether all of it is acknowledged.
+const DRAIN_NS: u64 = 50 * MILLISECOND;
 
 /// A message whose bytes the engine shares; they are overwritten once it releases them.
 struct Lent {
@@ -87,7 +87,7 @@ impl World {
                 return Ok(());
             }
             if self.flows[flow].has_sent_all() {
-                return self.probe(index, flow, process);
+                return self.drain(index, flow, process);
             }
             if !self.has_edge(index, flow, process)? {
                 return Ok(());
@@ -538,51 +538,26 @@ impl World {
         Ok(())
     }
 
-    /// A flow that has sent everything checks now and then whether missing messages were refused,
-    /// by sending another one.
-    fn probe(&mut self, index: usize, flow: usize, process: &mut Process) -> Result<(), String> {
+    /// After everything was sent and acknowledged, all refusals are known: whatever was not refused must
+    /// arrive.
+    fn drain(&mut self, index: usize, flow: usize, process: &mut Process) -> Result<(), String> {
         let state = &self.flows[flow];
         let (Some(stream), Some(edge)) = (state.stream, state.edge) else {
             return Ok(());
         };
-        let target = &self.nodes[state.plan.to].inlets;
-        let may_refuse = target.iter().any(|inlet| {
-            inlet.plan.id == state.plan.target && inlet.plan.presence != Presence::Always
-        });
-        if !may_refuse || self.stage < Stage::Calm || self.ledger.is_settled(stream) {
+        if self.stage < Stage::Calm || self.ledger.is_settled(stream) {
             return Ok(());
         }
-        // With growing pauses: if the pool is nearly full, each probe waits for the retransmission
-        // of the previous one, and at a steady rate one would always be in flight.
-        let pause_ns = PROBE_NS + (self.now_ns - self.stage_since_ns) / 8;
-        self.wake_app(index, self.now_ns + pause_ns);
-        self.flows[flow].at_ns = self.now_ns + pause_ns;
-        let tag = self.ledger.next_tag(stream, false);
-        let bytes = tag.message(TAG_BYTES);
-        let (engine, now) = (&mut process.engine, Instant(self.now_ns));
-        let sent = engine.send_whole(now, edge, &bytes, false);
-        match sent {
-            Ok(()) => {
-                self.ledger.accepted(tag, bytes.len());
-                self.totals.accepted += 1;
-                self.trace.note(
-                    self.now_ns,
-                    index,
-                    What::Sent {
-                        stream,
-                        index: tag.index,
-                        bytes: bytes.len(),
-                    },
-                );
-                Ok(())
-            }
-            Err(Blocked::Refused(_)) => {
-                self.totals.told_refused += 1;
-                self.trace
-                    .note(self.now_ns, index, What::Refused { stream });
-                self.ledger.told_refused(stream)
-            }
-            Err(_) => Ok(()),
+        self.wake_app(index, self.now_ns + DRAIN_NS);
+        self.flows[flow].at_ns = self.now_ns + DRAIN_NS;
+        let is_refused = process.engine.is_peer_acknowledged(edge.peer)
+            && process.engine.take_refusal(edge).is_some();
+        if !is_refused {
+            return Ok(());
         }
+        self.totals.told_refused += 1;
+        self.trace
+            .note(self.now_ns, index, What::Refused { stream });
+        self.ledger.told_refused(stream)
     }
 }
