@@ -539,10 +539,10 @@ impl Session {
 
     /// All units of this side below that of the header have arrived.
     pub(crate) fn on_unit_next(&mut self, header: &Header, shared: &mut Shared) {
-        let next = widen(header.unit_next, self.window.base()).min(self.window.top());
-        self.units_arrived(next, shared);
+        let next = widen(header.unit_next, self.window.base());
+        self.units_arrived(next.min(self.window.top()), shared);
         if !header.flags.has(Flags::REFUSING) {
-            self.window.settle(next);
+            self.window.settle(next.min(self.window.top()));
         }
     }
 
