@@ -7,8 +7,8 @@ mod operations;
 
 use std::sync::Arc;
 
-use dipole_proto::wire::Payloads;
-use dipole_proto::{Event, Instant, PeerId};
+use dipole_proto::wire::{Payloads, RefusedReason};
+use dipole_proto::{EdgeId, Event, Instant, PeerId};
 use dipole_record::RecordedMachine;
 
 use super::dispatch::{Arrival, Dispatch, MessagePart, Source, UnreliablePart};
@@ -208,10 +208,16 @@ impl Core {
                 reason,
                 acknowledged,
             } => self.on_gone(peer, GoneReason::from(reason), acknowledged),
-            Event::Refused { edge, reason, .. } => {
-                self.refuse_operations(edge, reason);
-                self.refusals.record(edge, reason);
-                self.ready.notify(WaitKey::Edge(edge));
+            Event::Refused {
+                peer,
+                ends,
+                edge,
+                reason,
+                ..
+            } => self.on_refused((peer, ends), edge, reason),
+            Event::Settled { peer } => {
+                self.ready.notify(WaitKey::Peer(peer));
+                self.ready.notify(WaitKey::AnyPeer);
             }
             Event::EdgeForgotten { edge } => {
                 self.operations.forget_edge(edge);
@@ -249,6 +255,23 @@ impl Core {
             | Event::Complete { .. }
             | Event::Unreliable { .. } => {}
         }
+    }
+
+    fn on_refused(
+        &mut self,
+        (peer, ends): (PeerId, (u32, u32)),
+        edge: Option<EdgeId>,
+        reason: RefusedReason,
+    ) {
+        if self.dispatch.endpoints.get_mut(ends.0).is_some() {
+            self.refusals.record(peer, ends, reason);
+        }
+        if let Some(edge) = edge {
+            self.refuse_operations(edge, reason);
+            self.ready.notify(WaitKey::Edge(edge));
+        }
+        self.ready.notify(WaitKey::Peer(peer));
+        self.ready.notify(WaitKey::AnyPeer);
     }
 
     fn on_gone(&mut self, peer: PeerId, reason: GoneReason, acknowledged: bool) {

@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use dipole_driver::{Keys, WaitKey};
+use dipole_driver::{Keys, Ready, WaitKey};
 use dipole_link::signal::Signal;
 use dipole_link::watch::Watch;
 use rustc_hash::FxHashMap;
@@ -30,6 +30,24 @@ pub(super) struct Exports {
 impl Exports {
     fn is_blocked(&self, endpoint: u32) -> bool {
         self.blocked.iter().any(|(blocked, _)| *blocked == endpoint)
+    }
+
+    /// Makes the descriptor of one blocked endpoint writable, or of all whose keys are ready.
+    fn release(&mut self, ready: &mut Ready, only: Option<u32>) {
+        let released = self.blocked.extract_if(.., |(endpoint, keys)| match only {
+            Some(only) => *endpoint == only,
+            None => keys.are_in(ready),
+        });
+        for (endpoint, _) in released {
+            if let Some(signal) = self.signals.get_mut(&endpoint)
+                && let Err(cause) = signal.set_writable(true)
+            {
+                tracing::warn!("cannot make endpoint {endpoint}'s descriptor writable: {cause}");
+            }
+        }
+        if self.blocked.is_empty() {
+            ready.set_exporting(false);
+        }
     }
 }
 
@@ -75,6 +93,7 @@ impl Engine {
 
     /// Removes the descriptor of an endpoint that was closed.
     pub(super) fn forget_export(&mut self, endpoint: u32) {
+        self.allow_send(endpoint);
         if let Some(exports) = &mut self.exports
             && let Some(signal) = exports.signals.remove(&endpoint)
             && let Err(cause) = exports.watch.remove(signal.as_fd())
@@ -118,6 +137,13 @@ impl Engine {
             None => exports.blocked.push((endpoint, keys)),
         }
         self.core.ready.set_exporting(true);
+    }
+
+    /// Makes the descriptor writable, because other targets may have room.
+    pub(super) fn allow_send(&mut self, endpoint: u32) {
+        if let Some(exports) = &mut self.exports {
+            exports.release(&mut self.core.ready, Some(endpoint));
+        }
     }
 
     /// Makes the descriptor unwritable until sending may succeed. If room may have become free since
@@ -166,17 +192,7 @@ impl Engine {
                 tracing::warn!("cannot make endpoint {endpoint}'s descriptor readable: {cause}");
             }
         }
-        let ready = &mut self.core.ready;
-        for (endpoint, _) in (exports.blocked).extract_if(.., |(_, keys)| keys.are_in(ready)) {
-            if let Some(signal) = exports.signals.get_mut(&endpoint)
-                && let Err(cause) = signal.set_writable(true)
-            {
-                tracing::warn!("cannot make endpoint {endpoint}'s descriptor writable: {cause}");
-            }
-        }
-        if exports.blocked.is_empty() {
-            ready.set_exporting(false);
-        }
+        exports.release(&mut self.core.ready, None);
     }
 
     /// Finds descriptors that were closed.

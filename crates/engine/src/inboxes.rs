@@ -27,6 +27,7 @@ impl Engine {
         self.close_regions_of(endpoint);
         self.flush_all();
         self.core.close_endpoint(self.stepped_at, endpoint);
+        self.core.refusals.close_endpoint(endpoint);
         self.core.handle_events(&[][..]);
         self.push_records();
     }

@@ -71,6 +71,7 @@ impl Engine {
         if let Some(state) = self.core.dispatch.endpoints.get_mut(endpoint) {
             state.target = target;
         }
+        self.allow_send(endpoint);
     }
 
     /// The traffic of an edge.
@@ -550,28 +551,26 @@ impl Engine {
     /// True if the peer has acknowledged everything, and its refusals have arrived.
     #[must_use]
     pub fn is_peer_acknowledged(&mut self, peer: PeerId) -> bool {
-        let core = &self.core;
         match with_route(&mut self.memory, peer) {
-            Some((memory, _)) => memory.is_acknowledged(&core.machine, peer),
-            None => {
-                let packed = !core.packer.is_filling(peer) && !core.packer.has_long(peer);
-                packed && !self.packets.has_batch() && core.machine.is_acknowledged(peer)
-            }
+            Some((memory, _)) => memory.is_acknowledged(&self.core.machine, peer),
+            None => self.is_packed(peer) && self.core.machine.is_acknowledged(peer),
         }
     }
 
     /// Why the peer has refused a message of an edge, if it refuses them now or that was not reported
     /// yet. The caller must report it.
     #[must_use]
-    pub fn take_refusal(&mut self, edge: EdgeId) -> Option<RefusedReason> {
-        let unreported = self.core.refusals.take(edge);
-        self.core.machine.refusal(edge).or(unreported)
+    pub fn take_refusal(&mut self, source: u32, target: &Target) -> Option<RefusedReason> {
+        let ends = (source, target.address.endpoint.0);
+        let unreported = self.core.refusals.take(target.edge.peer, ends);
+        self.core.machine.refusal(target.edge).or(unreported)
     }
 
     /// True if the peer has refused a message of an edge and no caller has reported it.
     #[must_use]
-    pub fn has_unreported_refusal(&self, edge: EdgeId) -> bool {
-        self.core.refusals.contains(edge)
+    pub fn has_unreported_refusal(&self, source: u32, target: &Target) -> bool {
+        let ends = (source, target.address.endpoint.0);
+        self.core.refusals.contains(target.edge.peer, ends)
     }
 
     /// True if a peer is gone but had acknowledged everything.
@@ -597,8 +596,14 @@ impl Engine {
             .into_iter()
             .all(|peer| match with_route(&mut self.memory, peer) {
                 Some((memory, _)) => memory.can_leave(&self.core.machine, peer),
-                None => self.is_peer_acknowledged(peer),
+                None => self.is_packed(peer) && self.core.machine.can_leave(peer),
             })
+    }
+
+    /// True if nothing waits to be packed for a peer or to leave.
+    fn is_packed(&self, peer: PeerId) -> bool {
+        let packer = &self.core.packer;
+        !packer.is_filling(peer) && !packer.has_long(peer) && !self.packets.has_batch()
     }
 
     /// The route to a peer through shared memory, if there is one.
@@ -609,8 +614,10 @@ impl Engine {
 
     /// Adds the reason if the peer is gone. The caller reports refusals.
     fn with_reason(&mut self, edge: EdgeId, why: Blocked) -> Blocked {
-        if matches!(why, Blocked::Refused(_)) {
-            self.core.refusals.take(edge);
+        if matches!(why, Blocked::Refused(_))
+            && let Some(key) = self.core.machine.edge_key(edge)
+        {
+            self.core.refusals.take(edge.peer, key.ends());
         }
         match why {
             Blocked::Gone(None) | Blocked::Opening => self.gone(edge.peer).unwrap_or(why),

@@ -195,7 +195,7 @@ fn a_ring_fills_up_and_takes_more_after_some_was_read() {
 }
 
 #[test]
-fn whoever_finds_its_records_read_finds_the_number_of_answers() {
+fn the_number_of_answers_is_known_once_records_are_read() {
     let (mut one, mut two) = (Side::new(), Side::new());
     let conn = one.hub.connect(&two.path()).expect("a listener");
     two.opened();

@@ -344,7 +344,8 @@ impl Edge {
     ///
     /// # Errors
     /// [`SendError::OperationFailed`] if a put since the last flush was refused, with the first reason.
-    /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Broken`].
+    /// [`SendError::Refused`] if the target has refused a message and no call of its endpoint or edges
+    /// has reported it. [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Broken`].
     pub fn flush(&self, timeout: Duration) -> Result<(), SendError> {
         self.check_usable()?;
         let begun = Instant::now();
@@ -355,7 +356,7 @@ impl Edge {
         let until = until.after(begun.elapsed());
         let target = self.inner.wait_target(self.id, self.to, until)?;
         self.inner
-            .wait_acknowledged(&target, until.after(begun.elapsed()))
+            .wait_acknowledged(self.source().0, &target, until.after(begun.elapsed()))
     }
 
     /// Closes the edge, as dropping it does.

@@ -489,11 +489,11 @@ impl Endpoint {
             let taken = self
                 .inner
                 .wait_target(edge, to, left())
-                .and_then(|target| self.inner.wait_acknowledged(&target, left()));
+                .and_then(|target| self.inner.wait_acknowledged(id, &target, left()));
             drained = drained.and(taken);
         }
         for target in sent_to {
-            let taken = self.inner.wait_acknowledged(&target, left());
+            let taken = self.inner.wait_acknowledged(id, &target, left());
             if matches!(
                 taken,
                 Err(SendError::PeerGone { .. } | SendError::Refused { .. })

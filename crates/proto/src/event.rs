@@ -317,6 +317,11 @@ pub enum Event {
         /// Id of the edge.
         edge: EdgeId,
     },
+    /// After refusals, it is known which of all acknowledged messages the peer has refused.
+    Settled {
+        /// The peer.
+        peer: PeerId,
+    },
     /// An outgoing edge that waited for credit may send now.
     Credit {
         /// Id of the edge.
@@ -324,8 +329,12 @@ pub enum Event {
     },
     /// The peer refuses messages of an outgoing edge.
     Refused {
-        /// Id of the edge.
-        edge: EdgeId,
+        /// The peer.
+        peer: PeerId,
+        /// Source and target of the edge.
+        ends: (u32, u32),
+        /// Id of the edge, unless it has ended.
+        edge: Option<EdgeId>,
         /// The first refused message.
         sequence: u64,
         /// Why they are refused.

@@ -266,6 +266,16 @@ impl Machine {
         }
     }
 
+    /// True if leaving a session loses neither messages nor refusals. For a pipe see
+    /// [`is_acknowledged`](Self::is_acknowledged).
+    #[must_use]
+    pub fn can_leave(&self, peer: PeerId) -> bool {
+        match self.peers.get(peer) {
+            Some(Peer::Session(session)) => session.can_leave(),
+            _ => self.is_acknowledged(peer),
+        }
+    }
+
     /// Why the peer refuses messages of an edge, if it has refused one.
     #[must_use]
     pub fn refusal(&self, edge: EdgeId) -> Option<RefusedReason> {

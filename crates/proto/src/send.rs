@@ -170,6 +170,8 @@ pub(crate) struct SendWindow {
     notices: Vec<(Slot, bool)>,
     /// The peer has acknowledged all units below, and this side has received its refusals of them.
     settled: u64,
+    /// The last acknowledgement came from a peer with refusals on their way.
+    is_disputed: bool,
     /// Units that were cut, lowest first.
     cuts: Vec<Cut>,
     flying: u32,
@@ -202,19 +204,20 @@ impl SendWindow {
     }
 
     /// True while a refusal is queued, in flight or lost.
-    #[inline]
     pub(crate) fn has_refusals(&self) -> bool {
         self.notices.iter().any(|(_, refuses)| *refuses)
     }
 
-    /// The peer has acknowledged all units below, and this side has received its refusals of them.
-    #[inline]
-    pub(crate) fn settle(&mut self, below: u64) {
-        self.settled = self.settled.max(below);
+    /// The peer has acknowledged all units below; `is_refusing` if refusals are on their way. Returns
+    /// true after the last of them.
+    pub(crate) fn settle(&mut self, below: u64, is_refusing: bool) -> bool {
+        if !is_refusing {
+            self.settled = self.settled.max(below);
+        }
+        core::mem::replace(&mut self.is_disputed, is_refusing) && !is_refusing
     }
 
     /// True unless the peer may have refused messages that it has acknowledged.
-    #[inline]
     pub(crate) fn is_settled(&self) -> bool {
         let mut units = self.units.iter();
         self.settled >= self.base && units.all(|unit| unit.progress.state != State::Arrived)
@@ -448,9 +451,7 @@ impl SendWindow {
         }
         entry.progress.state = State::Arrived;
         let slot = entry.slot;
-        if !self.notices.is_empty() {
-            self.notices.retain(|(notice, _)| *notice != slot);
-        }
+        self.notices.retain(|(notice, _)| *notice != slot);
         self.arrivals += 1;
         self.flying -= u32::from(before.is_flying());
         if before.state == State::Cut
@@ -627,6 +628,7 @@ impl SendWindow {
             .collect();
         *self = SendWindow {
             base: self.top(),
+            settled: self.top(),
             arrivals: self.arrivals,
             ..SendWindow::default()
         };

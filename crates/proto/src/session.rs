@@ -480,6 +480,11 @@ impl Session {
         self.window.has_only_notices() && self.window.is_settled()
     }
 
+    /// True if neither side loses anything when this one leaves.
+    pub(crate) fn can_leave(&self) -> bool {
+        self.window.has_only_notices() && !self.owes_refusals()
+    }
+
     /// Sends the window with the next packet.
     pub(crate) fn announce_window(&mut self) {
         self.flow.set_window_due(true);

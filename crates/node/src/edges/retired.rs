@@ -9,22 +9,27 @@ use rustc_hash::FxHashMap;
 use super::{EdgeTable, MAX_CACHED, Stage};
 use crate::address::Address;
 use dipole_engine::{Engine, Target};
+use dipole_proto::EdgeId;
 
-/// Closed edges, by endpoint and address, of which something may be unacknowledged.
+/// Closed edges, by endpoint and id, of which something may be unacknowledged or refused.
 #[derive(Debug, Default)]
-pub(super) struct Retired(FxHashMap<(u32, Address), Target>);
+pub(super) struct Retired(FxHashMap<(u32, EdgeId), Target>);
 
 impl Retired {
     fn add(&mut self, engine: &mut Engine, source: u32, target: Target) {
-        if is_settled(engine, &target) {
+        if is_settled(engine, source, &target) {
             return;
         }
         if self.0.len() >= MAX_CACHED {
-            self.0.retain(|_, target| !is_settled(engine, target));
+            self.0
+                .retain(|(source, _), target| !is_settled(engine, *source, target));
         }
-        // The limit bounds the memory of callers that never wait.
+        // The limit bounds the memory of callers that never wait: they lose refusals first.
+        if self.0.len() >= MAX_CACHED {
+            self.0.retain(|_, target| !is_acknowledged(engine, target));
+        }
         if self.0.len() < MAX_CACHED {
-            self.0.insert((source, target.address), target);
+            self.0.insert((source, target.edge), target);
         }
     }
 
@@ -35,11 +40,12 @@ impl Retired {
 
 /// True if the target's process has acknowledged everything, perhaps before it left, and refused
 /// nothing that was not reported.
-fn is_settled(engine: &mut Engine, target: &Target) -> bool {
+fn is_settled(engine: &mut Engine, source: u32, target: &Target) -> bool {
+    !engine.has_unreported_refusal(source, target) && is_acknowledged(engine, target)
+}
+
+fn is_acknowledged(engine: &mut Engine, target: &Target) -> bool {
     let peer = target.edge.peer;
-    if engine.has_unreported_refusal(target.edge) {
-        return false;
-    }
     match engine.is_open(peer) {
         Ok(_) => engine.is_peer_acknowledged(peer),
         Err(_) => engine.acknowledged_before_leaving(peer),
@@ -70,14 +76,7 @@ impl EdgeTable {
         if is_cached {
             self.forget_cached(engine, source, target.address);
         }
-        if self
-            .retired
-            .0
-            .get(&key)
-            .is_some_and(|it| it.edge == target.edge)
-        {
-            self.retired.0.remove(&key);
-        }
+        self.retired.0.remove(&(source, target.edge));
     }
 
     pub(super) fn forget_cached(&mut self, engine: &mut Engine, source: u32, to: Address) {

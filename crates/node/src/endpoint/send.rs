@@ -76,7 +76,7 @@ impl Inner {
         });
         if matches!(sent, Err(SendError::Full { .. })) {
             self.driver.with_last(|state, _| {
-                if state.edges.target(id).is_none() {
+                if state.edges.idle_target(id).is_none() {
                     state.engine.record_refused_send(source, &[id.key()]);
                 }
                 state.engine.set_send_blocked(source);
@@ -232,16 +232,16 @@ impl Inner {
     /// a message.
     pub(crate) fn wait_acknowledged(
         &self,
+        source: u32,
         target: &Target,
         until: Timeout,
     ) -> Result<(), SendError> {
         let what = |_: &ProcessState| format!("acknowledgements from {}", target.address);
         let (peer, keys) = (target.edge.peer, wait_keys(target.edge));
         let traced = self.trace_wait(until);
+        let mut refused = None;
         let waited = self.driver.wait(until, &keys, &what, |state, _| {
-            if let Some(reason) = state.engine.take_refusal(target.edge) {
-                return Some(Err(send_error(Blocked::Refused(reason), target, 0)));
-            }
+            refused = state.engine.take_refusal(source, target).or(refused);
             match state.engine.is_open(peer) {
                 // The peer may have acknowledged everything before it left.
                 Err(_) if state.engine.acknowledged_before_leaving(peer) => Some(Ok(())),
@@ -252,7 +252,10 @@ impl Inner {
         if let Some(traced) = traced {
             traced.end_operation(Some(target.address), waited.is_ok());
         }
-        waited.map_err(|error| wait_error(error, target.address))?
+        match refused {
+            Some(reason) => Err(send_error(Blocked::Refused(reason), target, 0)),
+            None => waited.map_err(|error| wait_error(error, target.address))?,
+        }
     }
 
     /// The address of an endpoint of this process.

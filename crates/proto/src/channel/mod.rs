@@ -33,8 +33,8 @@ pub use status::{IncomingStatus, OutgoingStatus};
 
 /// Most open edges to one peer, and from one peer.
 pub const MAX_EDGES: u32 = 1 << 16;
-/// Most queued refusals of messages for which no edge could be created. A peer that respects
-/// [`MAX_EDGES`] gets none.
+/// Queued refusals of messages for which no edge could be created, beyond which no packet with such a
+/// message is accepted.
 const MAX_STRAYS: usize = 256;
 
 /// Information for the peer that must arrive.

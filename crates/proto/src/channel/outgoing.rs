@@ -29,6 +29,8 @@ pub(crate) struct EdgeOut {
     limit: u64,
     /// Cumulative bytes that the waiting message needs.
     need: Option<u64>,
+    /// There was too little credit since the last grant that was reported.
+    was_short: bool,
     /// The peer may know this edge, so its end must be announced.
     is_known: bool,
     /// The peer has refused messages.
@@ -57,6 +59,7 @@ impl EdgeOut {
             charged: 0,
             limit: initial_credit,
             need: None,
+            was_short: false,
             is_known: false,
             refused: None,
         }
@@ -157,6 +160,7 @@ impl EdgeOut {
         let need = self.charged + charge(total);
         if need > self.limit || self.is_ending() {
             self.need = Some(need);
+            self.was_short = true;
             return None;
         }
         self.need = None;
@@ -193,11 +197,18 @@ impl EdgeOut {
         self.need = None;
     }
 
-    /// Applies a grant. Returns true if a waiting message may be sent now.
+    /// True if there was too little credit since the last grant that was reported.
+    pub(crate) fn was_short(&self) -> bool {
+        self.was_short
+    }
+
+    /// Applies a grant. Returns true if a message that found too little credit may be tried again.
     pub(crate) fn grant(&mut self, limit: u64) -> bool {
-        let waited = self.is_waiting();
+        let has_grown = limit > self.limit;
         self.limit = self.limit.max(limit);
-        waited && !self.is_waiting()
+        let may_retry = has_grown && self.was_short && !self.is_waiting();
+        self.was_short &= !may_retry;
+        may_retry
     }
 
     /// See [`OutgoingStatus`].

@@ -95,10 +95,15 @@ impl Channel {
     /// Refuses a message for which no edge could be opened.
     pub(crate) fn refuse_stray(&mut self, key: EdgeKey, sequence: u32, shared: &mut Shared) {
         shared.stats.messages_refused += 1;
-        if self.strays < MAX_STRAYS {
-            self.strays += 1;
-            self.queue_refusal(key, sequence.into(), RefusedReason::TooManyEdges);
-        }
+        self.strays += 1;
+        self.queue_refusal(key, sequence.into(), RefusedReason::TooManyEdges);
+    }
+
+    /// True if a message would have to be refused for want of an edge, and so many refusals wait that
+    /// it must come again.
+    #[inline]
+    pub(crate) fn is_stray_too_many(&self, key: EdgeKey, shared: &Shared) -> bool {
+        self.strays >= MAX_STRAYS && self.is_full(shared) && self.find_in(key).is_none()
     }
 
     /// Fast path for a whole message: accepts it if it is the next one of an edge that is not about

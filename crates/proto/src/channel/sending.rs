@@ -214,21 +214,25 @@ impl Channel {
         shared: &mut Shared,
     ) {
         self.refusals.received += 1;
-        let Some(index) = self.outgoing.find((source, target)) else {
-            return;
-        };
-        let Some(out) = self.outgoing.get_mut(index) else {
-            return;
-        };
-        let sequence = widen(sequence, out.next());
-        out.refuse(reason);
-        self.wanting.retain(|wanting| *wanting != index);
-        let edge = self.outgoing_id(index);
-        shared.event(Event::Refused {
-            edge,
-            sequence,
+        let mut refused = Event::Refused {
+            peer: self.peer,
+            ends: (source, target),
+            edge: None,
+            sequence: sequence.into(),
             reason,
-        });
+        };
+        // The end of the edge may have overtaken the refusal.
+        if let Some(index) = self.outgoing.find((source, target))
+            && let Some(out) = self.outgoing.get_mut(index)
+        {
+            let widened = widen(sequence, out.next());
+            out.refuse(reason);
+            self.wanting.retain(|wanting| *wanting != index);
+            if let Event::Refused { edge, sequence, .. } = &mut refused {
+                (*edge, *sequence) = (Some(self.outgoing_id(index)), widened);
+            }
+        }
+        shared.event(refused);
     }
 
     /// The peer has forgotten an edge that ended.
@@ -240,7 +244,7 @@ impl Channel {
         let Some(out) = self.outgoing.get_mut(index).filter(|out| out.key() == key) else {
             return;
         };
-        let waited = out.is_waiting();
+        let waited = out.was_short();
         match out.forgotten(life, credit, first) {
             None => {}
             Some(false) => self.forget_outgoing(index, shared),

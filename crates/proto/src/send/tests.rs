@@ -32,10 +32,9 @@ fn units_are_settled_by_an_acknowledgement_without_refusals() {
     );
     window.arrived(Piece::whole(0));
     assert!(!window.is_settled(), "so did the first");
-    window.settle(1);
+    assert!(!window.settle(1, false) && !window.settle(2, true));
     assert!(!window.is_settled());
-    window.settle(2);
-    window.settle(1);
+    assert!(window.settle(2, false) && !window.settle(1, false));
     assert!(window.is_settled(), "an older packet changes nothing");
     assert!(!window.has_refusals());
     window.queue_notices(6, true);

@@ -227,7 +227,7 @@ impl Session {
         let mut is_first = true;
         while let Some(record) = records.next() {
             let record = record.map_err(|_| DropReason::Malformed)?;
-            cost = cost.saturating_add(self.check_record(&record, in_unit)?);
+            cost = cost.saturating_add(self.check_record(&record, in_unit, shared)?);
             if is_first && records.is_at_end() {
                 return Ok((cost, Content::Record(record)));
             }
@@ -237,10 +237,18 @@ impl Session {
     }
 
     #[inline]
-    fn check_record(&self, record: &Record<'_>, in_unit: bool) -> Result<u64, DropReason> {
+    fn check_record(
+        &self,
+        record: &Record<'_>,
+        in_unit: bool,
+        shared: &Shared,
+    ) -> Result<u64, DropReason> {
         match *record {
             Record::Message { unreliable, .. } if unreliable == in_unit => {
                 Err(DropReason::Violation)
+            }
+            Record::Message { key, .. } if self.channel.is_stray_too_many(key, shared) => {
+                Err(DropReason::EdgesFull)
             }
             Record::Message {
                 key,
@@ -541,8 +549,9 @@ impl Session {
     pub(crate) fn on_unit_next(&mut self, header: &Header, shared: &mut Shared) {
         let next = widen(header.unit_next, self.window.base());
         self.units_arrived(next.min(self.window.top()), shared);
-        if !header.flags.has(Flags::REFUSING) {
-            self.window.settle(next.min(self.window.top()));
+        let is_refusing = header.flags.has(Flags::REFUSING);
+        if self.window.settle(next.min(self.window.top()), is_refusing) {
+            shared.event(Event::Settled { peer: self.id });
         }
     }
 

@@ -166,6 +166,9 @@ impl Session {
         if lane_bulk {
             common.set(Flags::BULK);
         }
+        if self.owes_refusals() {
+            common.set(Flags::REFUSING);
+        }
         let out = &self.lanes[index].out;
         let number = out.next();
         let mut header = TrainHeader::new(&Header {

@@ -564,7 +564,7 @@ impl Session {
     }
 
     /// True if the peer may not have received a refusal of what it has sent.
-    fn owes_refusals(&self) -> bool {
+    pub(super) fn owes_refusals(&self) -> bool {
         self.channel.has_refusals() || self.window.has_refusals()
     }
 

@@ -219,6 +219,7 @@ impl Host {
                 | Event::OfferDone { .. }
                 | Event::PiecesRequested { .. }
                 | Event::Credit { .. }
+                | Event::Settled { .. }
                 | Event::Refused { .. } => {}
             }
         }

@@ -529,9 +529,8 @@ impl Host {
                     acknowledged,
                 } => {
                     self.gone.push((peer, reason));
-                    if !acknowledged {
-                        self.left_unacknowledged.push(peer);
-                    }
+                    let lost = (!acknowledged).then_some(peer);
+                    self.left_unacknowledged.extend(lost);
                 }
                 Event::Suspected { peer } => self.quiet.push(peer),
                 Event::TooManyPeers { from } => self.turned_away.push(from),
@@ -581,6 +580,7 @@ impl Host {
                 Event::Refused { sequence, .. } => self.refused.push(sequence),
                 Event::Credit { .. } => self.credits += 1,
                 Event::EdgeForgotten { .. } => self.forgotten += 1,
+                Event::Settled { .. } => {}
                 pipe @ (Event::Fetch { .. }
                 | Event::OfferDone { .. }
                 | Event::PiecesRequested { .. }) => {

@@ -385,6 +385,7 @@ fn event_text(process: &Process, event: &Event) -> String {
         Event::Refused {
             sequence, reason, ..
         } => format!("the peer refuses message {sequence}: {reason:?}"),
+        Event::Settled { .. } => "the peer's refusals have arrived".to_owned(),
         Event::EdgeForgotten { .. } => "both sides have forgotten a closed edge".to_owned(),
         other => format!("{other:?}"),
     }

@@ -9,9 +9,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "a refusal is forgotten when its edge is opened again or its process leaves",
         file: "crates/engine/src/core.rs",
         suite: Suite::Test("dipole-node", "drains", ""),
-        snippet: "                self.refusals.record(edge, reason);
-",
-        replacement: "",
+        snippet: "self.refusals.record(peer, ends, reason);",
+        replacement: "let _ignored = (peer, ends, reason);",
     },
     Mutant {
         name: "assemblies-kept-on-close",

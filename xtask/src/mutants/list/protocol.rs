@@ -234,8 +234,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "messages count as acknowledged before their refusals arrive",
         file: "crates/proto/src/session/receive.rs",
         suite: Suite::Test("dipole-proto", "delivery", ""),
-        snippet: "if !header.flags.has(Flags::REFUSING) {",
-        replacement: "if next > 0 {",
+        snippet: "let is_refusing = header.flags.has(Flags::REFUSING);",
+        replacement: "let is_refusing = false;",
     },
     Mutant {
         name: "credit-given-back-twice",

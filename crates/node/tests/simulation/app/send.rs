@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use dipole_engine::{Blocked, Destination};
+use dipole_engine::{Blocked, Destination, Target};
 use dipole_link::Class;
 use dipole_link::shm::ShmError;
 use dipole_link::sim::SharedMemory;
-use dipole_node::{Bytes, Operation};
+use dipole_node::{Address, Bytes, Operation};
 use dipole_proto::Instant;
 use rand::Rng;
 
@@ -548,10 +548,12 @@ impl World {
         if self.stage < Stage::Calm || self.ledger.is_settled(stream) {
             return Ok(());
         }
+        let target = Target::new(Address::new(0, state.plan.target), edge);
+        let source = state.plan.source;
         self.wake_app(index, self.now_ns + DRAIN_NS);
         self.flows[flow].at_ns = self.now_ns + DRAIN_NS;
         let is_refused = process.engine.is_peer_acknowledged(edge.peer)
-            && process.engine.take_refusal(edge).is_some();
+            && process.engine.take_refusal(source, &target).is_some();
         if !is_refused {
             return Ok(());
         }
