@@ -178,16 +178,21 @@ fn layout() -> io::Result<Layout> {
         .collect();
     // The numbers of proc(5), which counts from 1 and has two fields more in front.
     let field = |number: usize| fields.get(number - 3).copied().unwrap_or(0);
-    // SAFETY: an increment of 0 changes nothing.
-    let end = unsafe { libc::sbrk(0) };
     Ok(Layout {
         code: (field(26), field(27)),
         data: (field(45), field(46)),
-        heap: (field(47), end.addr() as u64),
+        heap: (field(47), heap_end()),
         stack: field(28),
         arguments: (field(48), field(49)),
         environment: (field(50), field(51)),
     })
+}
+
+/// Where the kernel ends the heap.
+fn heap_end() -> u64 {
+    // SAFETY: an increment of 0 changes nothing.
+    let end = unsafe { libc::sbrk(0) };
+    end.addr() as u64
 }
 
 /// Forks a child that forks the writer and ends. Runs with all signals blocked.
@@ -234,6 +239,9 @@ fn write_and_exit(capture: &mut Capture<'_>) -> ! {
         // SAFETY: the call changes only the priority of this child.
         unsafe { libc::nice(10) };
     }
+    // The program has allocated and freed since `layout`. If the heap ended elsewhere in the image, the
+    // kernel would take its growth for a reduction, and the C library would use memory that is not there.
+    capture.header.layout.heap.1 = heap_end();
     // SAFETY: as for `fork_writer`; the copy makes system calls only.
     let frozen = unsafe { libc::fork() };
     if frozen == 0 {
