@@ -317,9 +317,7 @@ impl Hub {
             if let Some(segment) = open.next.take() {
                 let place =
                     RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
-                let answers = open.into.answers();
-                open.into = Consumer::new(Mapped::new(&Arc::new(segment), place));
-                open.into.set_answers(answers);
+                open.into = open.into.successor(Mapped::new(&Arc::new(segment), place));
                 return;
             }
             // The peer sends the ring before the record that announces it.
@@ -335,9 +333,7 @@ impl Hub {
             Some(segment) => {
                 let place =
                     RingLayout::standalone(self.options.ring_slots, self.options.ring_bytes);
-                let answers = open.into.answers();
-                open.into = Consumer::new(Mapped::new(&Arc::new(segment), place));
-                open.into.set_answers(answers);
+                open.into = open.into.successor(Mapped::new(&Arc::new(segment), place));
             }
             None => conn.mark_broken("no ring where one was announced", &mut self.ending),
         }

@@ -454,9 +454,11 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
-    /// The published number of answers.
-    pub(super) fn answers(&self) -> u64 {
-        self.answers
+    /// The reading side of the ring that replaces this one. The number of answers continues.
+    pub(super) fn successor(&self, memory: M) -> Consumer<M> {
+        let mut next = Consumer::new(memory);
+        next.set_answers(self.answers);
+        next
     }
 
     /// The header of the next slot, if it is filled.

@@ -167,6 +167,7 @@ pub(crate) struct Channel {
     grants_due: Vec<u32>,
     notices: VecDeque<Notice>,
     refusals: Refusals,
+    refusals_queued: usize,
     strays: usize,
     /// Outgoing edges that wait for credit.
     wanting: Vec<u32>,
@@ -190,6 +191,7 @@ impl Channel {
             grants_due: Vec::new(),
             notices: VecDeque::new(),
             refusals: Refusals::default(),
+            refusals_queued: 0,
             strays: 0,
             wanting: Vec::new(),
             credit_requests_due: false,
@@ -250,12 +252,12 @@ impl Channel {
     /// True while a refusal is queued.
     #[inline]
     pub(crate) fn has_refusals(&self) -> bool {
-        let mut notices = self.notices.iter();
-        notices.any(|notice| matches!(notice, Notice::Refused { .. }))
+        self.refusals_queued > 0
     }
 
     fn queue_refusal(&mut self, key: EdgeKey, sequence: u64, reason: RefusedReason) {
         self.refusals.made += 1;
+        self.refusals_queued += 1;
         self.notices.push_back(Notice::Refused {
             key,
             sequence,
@@ -289,6 +291,7 @@ impl Channel {
         let Some(Notice::Refused { key, reason, .. }) = self.notices.pop_front() else {
             return;
         };
+        self.refusals_queued -= 1;
         if reason == RefusedReason::TooManyEdges {
             self.strays -= 1;
         }
