@@ -39,8 +39,10 @@ pub(super) fn check(nodes: &Nodes, run: &dyn Fn(&Path) -> Output) {
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("status 3\n"), "{output:?}");
 
-    // The scheduler ends a job with SIGTERM.
-    let sleep = format!("sleep 7{}", std::process::id());
+    // The scheduler ends a job with SIGTERM. The folder tells the processes of simultaneous tests apart.
+    let sleep = nodes.folder().join("sleep");
+    std::os::unix::fs::symlink("/bin/sleep", &sleep).expect("a link");
+    let sleep = format!("{} 1000", sleep.display());
     let log = nodes.folder().join("started");
     let output = script(&format!(
         "{dipole} run -n 6 sh -c 'echo started; exec {sleep}' > {log} &\n\
