@@ -166,6 +166,8 @@ enum AgentError {
          DIPOLE_NID and runtime directory"
     )]
     NoAgent { socket: PathBuf, cause: io::Error },
+    #[error("the agent cannot collect its status: {error}")]
+    NoStatus { error: String },
     #[error("cannot read the status of the agent: {cause}; is it another version?")]
     Status { cause: serde_json::Error },
 }
@@ -216,8 +218,7 @@ fn show(
     out: &mut dyn Write,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let (config, registry) = open_node(nid)?;
-    let text = status::request(&registry)?;
-    let status = serde_json::from_str(&text).map_err(|cause| AgentError::Status { cause })?;
+    let status = status::request(&registry)?;
     let status = status::completed(status, &registry, &config.broker)?;
     match json {
         true => writeln!(out, "{}", serde_json::to_string(&status)?)?,

@@ -6,7 +6,7 @@ use clap::Args;
 use dipole_launch::load::NodeLoad;
 use dipole_node::NodeId;
 
-use super::{AgentError, open_node, status};
+use super::{open_node, status};
 
 /// Show the load of all nodes, as this node's agent knows it
 ///
@@ -32,9 +32,7 @@ pub fn load(
     out: &mut dyn Write,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let (_, registry) = open_node(args.nid)?;
-    let text = status::request(&registry)?;
-    let status: status::Status =
-        serde_json::from_str(&text).map_err(|cause| AgentError::Status { cause })?;
+    let status = status::request(&registry)?;
     let mut loads = status.load;
     loads.sort_by(|one, other| other.priority().total_cmp(&one.priority()));
     if json {

@@ -6,6 +6,7 @@ use std::io;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use dipole_naming::threads;
 use dipole_node::registry::Registry;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -28,10 +29,14 @@ pub(super) struct Sampler(Receiver<(Instant, Figures)>);
 
 impl Sampler {
     /// Starts the thread. The speed of a core is measured unless it is given.
-    pub(super) fn start(registry: &Registry, speed: Option<u32>, timing: Timing) -> Sampler {
+    pub(super) fn start(
+        registry: &Registry,
+        speed: Option<u32>,
+        timing: Timing,
+    ) -> io::Result<Sampler> {
         let (sender, receiver) = channel();
         let (registry, every) = (registry.clone(), timing.min.min(SAMPLE_EVERY));
-        std::thread::spawn(move || {
+        threads::start("dipole-load", move || {
             let speed = speed.unwrap_or_else(measure_speed);
             loop {
                 match measure(&registry, speed) {
@@ -41,8 +46,8 @@ impl Sampler {
                 }
                 std::thread::sleep(every);
             }
-        });
-        Sampler(receiver)
+        })?;
+        Ok(Sampler(receiver))
     }
 
     /// The latest measurement, unless it was taken before.

@@ -30,13 +30,15 @@ use super::paths::{self, Paths};
 use super::rules::{self, Rules};
 use super::sampler::Sampler;
 use super::sockets::Sockets;
-use super::status::{MemberStatus, ProcessStatus, Status, socket};
+use super::status::{MemberStatus, NoStatus, ProcessStatus, Status, socket};
 use super::{AgentArgs, AgentError, system};
 
 /// Packets received from one socket before the next socket is read.
 const MAX_PACKETS: usize = 64;
 /// Time limit for sending the status.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(200);
+/// Pause after a reader could not be accepted because descriptors or memory ran out.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(10);
 
 struct Agent<'a> {
     config: &'a Config,
@@ -242,6 +244,7 @@ impl<'a> Agent<'a> {
         });
         let callers = callers.transpose();
         let secrets = Secrets::draw().map_err(system("drawing random numbers"))?;
+        let sampler = Sampler::start(registry, speed, timing);
         let mut membership = Membership::new(own, known, secrets, config.key.as_ref());
         membership.load_mut().set_timing(timing);
         Ok(Agent {
@@ -257,7 +260,7 @@ impl<'a> Agent<'a> {
             announcer: announcer.map_err(system("listening for announcements"))?,
             nodes: Nodes::new(registry.nodes_file(), host.clone(), &from_hosts_file),
             paths: Paths::new(host, start.elapsed()),
-            sampler: Sampler::start(registry, speed, timing),
+            sampler: sampler.map_err(system("measuring the load"))?,
             seen: BTreeMap::new(),
             start,
             replied: 0,
@@ -364,10 +367,9 @@ impl<'a> Agent<'a> {
                 polled.poll(callers);
             }
             if fixed[0]
-                && let Ok((reader, _)) = control.status.accept()
-                && let Err(cause) = self.send_status(reader)
+                && let Err(cause) = self.serve_status(&control.status)
             {
-                tracing::debug!(%cause, "cannot send the status");
+                tracing::warn!(%cause, "cannot send the status");
             }
         }
     }
@@ -574,10 +576,25 @@ impl<'a> Agent<'a> {
         }
     }
 
-    fn send_status(&self, mut reader: UnixStream) -> io::Result<()> {
+    /// Sends the status, or why there is none, to the next reader.
+    fn serve_status(&self, listener: &UnixListener) -> io::Result<()> {
+        let mut reader = match listener.accept() {
+            Ok((reader, _)) => reader,
+            Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(cause) => {
+                // The reader stays in the queue, so that this would be tried again at once.
+                std::thread::sleep(SHORTAGE_PAUSE);
+                return Err(cause);
+            }
+        };
         reader.set_write_timeout(Some(STATUS_TIMEOUT))?;
-        let status = self.status().map_err(io::Error::other)?;
-        serde_json::to_writer(&mut reader, &status)?;
+        match self.status() {
+            Ok(status) => serde_json::to_writer(&mut reader, &status)?,
+            Err(error) => {
+                let error = error.to_string();
+                serde_json::to_writer(&mut reader, &NoStatus { error })?;
+            }
+        }
         writeln!(reader)
     }
 

@@ -10,9 +10,11 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
+use dipole_naming::threads;
 use dipole_node::registry::Registry;
 use dipole_node::{Config, NodeId, variables};
 
@@ -116,7 +118,7 @@ fn serve(args: &SessionArgs) -> Result<(), AgentError> {
     let channel = Channel::answer(&mut stream, &key, &greeting, &args.proof);
     let channel = channel.map_err(AgentError::Caller)?;
     let standing = Arc::new(Standing::of(&channel, &key));
-    let from = stream.try_clone().map_err(AgentError::Caller)?;
+    let from = stream.try_clone().map_err(system("serving a caller"))?;
     let (mut receiver, mut sender) = channel.split(from, stream);
     let request: Request = match receiver.receive().map_err(AgentError::Caller)? {
         Some(Frame::Request(bytes)) => {
@@ -141,9 +143,15 @@ fn serve(args: &SessionArgs) -> Result<(), AgentError> {
             return Ok(());
         }
     };
-    let mut guard = guard(&config, max_ranks)
-        .spawn()
-        .map_err(system("starting a guard"))?;
+    let started = guard(&config, max_ranks).spawn();
+    let mut guard = match started {
+        Ok(guard) => guard,
+        Err(cause) => {
+            let reason = format!("this machine cannot start work: {cause}");
+            send_answer(&mut sender, &Answer::Refused { reason })?;
+            return Err(system("starting a guard")(cause));
+        }
+    };
     let pid = guard.id();
     tracing::info!(
         event = "work-started", node, %peer, who, command, ranks = request.ranks, pid,
@@ -155,9 +163,8 @@ fn serve(args: &SessionArgs) -> Result<(), AgentError> {
             "a caller has only a cluster key that was withdrawn; its job is ended"
         );
     };
-    let forwarded = send_answer(&mut sender, &Answer::Accepted { max_ranks }).and_then(|()| {
-        forward(&mut guard, receiver, sender, standing, expelled).map_err(AgentError::Caller)
-    });
+    let forwarded = send_answer(&mut sender, &Answer::Accepted { max_ranks })
+        .and_then(|()| forward(&mut guard, receiver, sender, standing, expelled));
     // Closing its input ends the guard even if the caller has gone.
     drop(guard.stdin.take());
     let status = guard.wait().map_err(system("waiting for a guard"))?;
@@ -256,17 +263,55 @@ fn guard(config: &Config, max_ranks: Option<u32>) -> Command {
 /// Forwards streams until the guard's outputs end or the caller disconnects.
 fn forward(
     guard: &mut Child,
-    mut receiver: Receiver<TcpStream>,
+    receiver: Receiver<TcpStream>,
     sender: Sender<TcpStream>,
     standing: Arc<Standing>,
     expelled: impl FnOnce() + Send + 'static,
-) -> io::Result<()> {
-    sender.stream().set_read_timeout(Some(IDLE_LIMIT))?;
-    let stream = sender.stream().try_clone()?;
+) -> Result<(), AgentError> {
     let sender = Arc::new(Mutex::new(sender));
-    send_keepalives(Arc::clone(&sender), Arc::clone(&standing));
+    let lock = || sender.lock().unwrap_or_else(PoisonError::into_inner);
+    let errors = start_threads(guard, receiver, &sender, standing, expelled);
+    let errors = errors.map_err(|cause| {
+        let text = format!("the agent cannot forward the streams of the job: {cause}\n");
+        let mut sender = lock();
+        let _gone = (sender.send(&Frame::Errors(text.into_bytes())))
+            .and_then(|()| sender.send(&Frame::Last(1)));
+        AgentError::System {
+            doing: "forwarding the streams of a job",
+            cause,
+        }
+    })?;
+    let forward_output = || {
+        let stdout = guard.stdout.take();
+        let done = stdout.map_or(Ok(()), |out| forward_stream(out, &sender, Frame::Data));
+        let errors = errors.map_or(Ok(()), |errors| errors.join().unwrap_or(Ok(())));
+        done.and(errors)?;
+        let status = status_of(guard.wait()?);
+        let mut sender = lock();
+        sender.send(&Frame::Last(status))?;
+        // Shutting down only the sending side, so that the kernel does not discard unread data.
+        sender.stream().shutdown(Shutdown::Write)
+    };
+    forward_output().map_err(AgentError::Caller)
+}
+
+/// Starts the threads that keep the call alive and forward the input and the messages of the guard.
+/// Returns the last one, unless the guard's messages are not piped.
+fn start_threads(
+    guard: &mut Child,
+    mut receiver: Receiver<TcpStream>,
+    sender: &Arc<Mutex<Sender<TcpStream>>>,
+    standing: Arc<Standing>,
+    expelled: impl FnOnce() + Send + 'static,
+) -> io::Result<Option<JoinHandle<io::Result<()>>>> {
+    let stream = {
+        let sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
+        sender.stream().set_read_timeout(Some(IDLE_LIMIT))?;
+        sender.stream().try_clone()?
+    };
+    send_keepalives(Arc::clone(sender), Arc::clone(&standing))?;
     watch_standing(Arc::clone(&standing), {
-        let sender = Arc::clone(&sender);
+        let sender = Arc::clone(sender);
         move || {
             expelled();
             // Tries to send the last message, but does not wait for a blocked sender.
@@ -276,9 +321,9 @@ fn forward(
             }
             let _gone = stream.shutdown(Shutdown::Both);
         }
-    });
+    })?;
     let stdin = guard.stdin.take();
-    std::thread::spawn(move || {
+    threads::start("dipole-input", move || {
         let Some(mut stdin) = stdin else { return };
         loop {
             match receiver.receive() {
@@ -289,24 +334,14 @@ fn forward(
             }
         }
         // Closing the guard's input ends the job.
-    });
+    })?;
     let errors = guard.stderr.take().map(|stderr| {
-        let sender = Arc::clone(&sender);
-        std::thread::spawn(move || forward_stream(stderr, &sender, Frame::Errors))
+        let sender = Arc::clone(sender);
+        threads::start("dipole-errors", move || {
+            forward_stream(stderr, &sender, Frame::Errors)
+        })
     });
-    let mut done = Ok(());
-    if let Some(stdout) = guard.stdout.take() {
-        done = forward_stream(stdout, &sender, Frame::Data);
-    }
-    if let Some(errors) = errors {
-        done = done.and(errors.join().unwrap_or(Ok(())));
-    }
-    done?;
-    let status = status_of(guard.wait()?);
-    let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
-    sender.send(&Frame::Last(status))?;
-    // Shutting down only the sending side, so that the kernel does not discard unread data.
-    sender.stream().shutdown(Shutdown::Write)
+    errors.transpose()
 }
 
 fn forward_stream(

@@ -84,17 +84,27 @@ pub(super) fn socket(registry: &Registry) -> PathBuf {
     registry.path().join(AGENT_SOCKET)
 }
 
+/// Sent instead of a status that cannot be collected.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct NoStatus {
+    pub(super) error: String,
+}
+
 /// Requests the status from the agent of this node.
-pub(super) fn request(registry: &Registry) -> Result<String, AgentError> {
+pub(super) fn request(registry: &Registry) -> Result<Status, AgentError> {
     let socket = socket(registry);
     let mut text = String::new();
-    UnixStream::connect(&socket)
+    let text = UnixStream::connect(&socket)
         .and_then(|mut stream| stream.read_to_string(&mut text))
         .and_then(|length| match length {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             _ => Ok(text),
         })
-        .map_err(|cause| AgentError::NoAgent { socket, cause })
+        .map_err(|cause| AgentError::NoAgent { socket, cause })?;
+    serde_json::from_str(&text).map_err(|cause| match serde_json::from_str(&text) {
+        Ok(NoStatus { error }) => AgentError::NoStatus { error },
+        Err(_) => AgentError::Status { cause },
+    })
 }
 
 /// Adds what the agent does not collect itself because collecting it could block.

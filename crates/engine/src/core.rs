@@ -263,9 +263,7 @@ impl Core {
         edge: Option<EdgeId>,
         reason: RefusedReason,
     ) {
-        if self.dispatch.endpoints.get_mut(ends.0).is_some() {
-            self.refusals.record(peer, ends, reason);
-        }
+        self.refusals.record(peer, ends, reason);
         if let Some(edge) = edge {
             self.refuse_operations(edge, reason);
             self.ready.notify(WaitKey::Edge(edge));

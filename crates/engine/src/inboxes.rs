@@ -18,6 +18,7 @@ impl Engine {
     /// Opens an inbox for messages to `endpoint`.
     pub fn open_endpoint(&mut self, endpoint: u32) {
         self.core.open_endpoint(endpoint);
+        self.core.refusals.forget_source(endpoint);
     }
 
     /// Closes an inbox: unread messages are dropped, new ones are refused, and its edges end.
@@ -27,7 +28,6 @@ impl Engine {
         self.close_regions_of(endpoint);
         self.flush_all();
         self.core.close_endpoint(self.stepped_at, endpoint);
-        self.core.refusals.close_endpoint(endpoint);
         self.core.handle_events(&[][..]);
         self.push_records();
     }

@@ -37,7 +37,8 @@ impl Refusals {
         Some(reason)
     }
 
-    pub(super) fn close_endpoint(&mut self, source: u32) {
+    /// Forgets those of an endpoint: they do not concern another one that gets its number.
+    pub(super) fn forget_source(&mut self, source: u32) {
         self.latest.retain(|(_, from, _), _| *from != source);
     }
 }
@@ -65,7 +66,7 @@ mod tests {
             );
             assert_eq!(refusals.take(peer, (1, target)), None);
         }
-        refusals.close_endpoint(1);
+        refusals.forget_source(1);
         assert!(refusals.latest.is_empty());
     }
 }

@@ -9,9 +9,11 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use dipole_naming::threads;
 use dipole_node::NodeId;
 use dipole_node::hosts::Host;
 use dipole_node::job::Starter;
+use rustix::io::Errno;
 
 use super::budget::Budget;
 use super::message::{self, ToLauncher, ToShim, skip_to_banner};
@@ -101,7 +103,7 @@ impl Contact {
         command
             .arg("guard")
             .args(["--parent", &std::process::id().to_string()])
-            .args(guard_arguments(host, reach, &own))
+            .args(guard_arguments(host, reach, &own)?)
             // The terminal sends Ctrl-C to the launcher only, which forwards it.
             .process_group(0)
             .stdin(Stdio::piped())
@@ -110,7 +112,7 @@ impl Contact {
         let mut child = command.spawn()?;
         let (to_write, messages) = channel::<(ToShim, Option<Sender<()>>)>();
         if let Some(mut stdin) = child.stdin.take() {
-            std::thread::spawn(move || {
+            threads::start("dipole-to-host", move || {
                 for (message, written) in messages {
                     // The reading thread reports a lost host.
                     if message::write(&message, &mut stdin).is_err() {
@@ -120,27 +122,27 @@ impl Contact {
                         let _nobody_waits = written.send(());
                     }
                 }
-            });
+            })?;
         }
         let (open, closed) = channel();
         if let Some(stdout) = child.stdout.take() {
             let (events, budget) = (events.clone(), budget.clone());
-            std::thread::spawn(move || {
+            threads::start("dipole-from-host", move || {
                 let reason = read_messages(index, stdout, &events, &budget);
                 // Standard error may explain the end, and is used only if it arrives before it.
                 let _all_read = closed.recv_timeout(LAST_ERRORS_TIMEOUT);
                 let _ = events.send(HostEvent::Ended(index, reason));
-            });
+            })?;
         }
         if let Some(stderr) = child.stderr.take() {
             let events = events.clone();
-            std::thread::spawn(move || {
+            threads::start("dipole-errors", move || {
                 let _dropped_at_the_end: Sender<()> = open;
                 for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
                     let line = String::from_utf8_lossy(&line).trim_end().to_owned();
                     let _ = events.send(HostEvent::StderrLine(index, line));
                 }
-            });
+            })?;
         }
         Ok(Contact {
             host: host.clone(),
@@ -176,9 +178,9 @@ impl Contact {
 }
 
 /// The arguments after `guard --parent PID`: none for this machine.
-fn guard_arguments(host: &Host, reach: &Reach<'_>, own: &Path) -> Vec<OsString> {
-    if is_here(host, reach) {
-        return Vec::new();
+fn guard_arguments(host: &Host, reach: &Reach<'_>, own: &Path) -> io::Result<Vec<OsString>> {
+    if is_here(host, reach)? {
+        return Ok(Vec::new());
     }
     let mut arguments: Vec<OsString> = vec!["--".into()];
     let mut line = quoted(reach.program.as_os_str());
@@ -187,7 +189,7 @@ fn guard_arguments(host: &Host, reach: &Reach<'_>, own: &Path) -> Vec<OsString> 
         && let Some(words) = scheduled(host, reach, &line)
     {
         arguments.extend(words);
-        return arguments;
+        return Ok(arguments);
     }
     // An explicit way to reach the host takes precedence over its agent.
     if reach.has_key && reach.shell.is_empty() && host.ssh.is_none() {
@@ -201,7 +203,7 @@ fn guard_arguments(host: &Host, reach: &Reach<'_>, own: &Path) -> Vec<OsString> 
         arguments.extend(["--ranks", &ranks, "--job", &reach.job, "--"].map(OsString::from));
         // A remote shell would get the key without a proof that the host holds it.
         if reach.is_discovered {
-            return arguments;
+            return Ok(arguments);
         }
     }
     if reach.shell.is_empty() {
@@ -223,7 +225,7 @@ fn guard_arguments(host: &Host, reach: &Reach<'_>, own: &Path) -> Vec<OsString> 
         None => host.address.to_string().into(),
     });
     arguments.push(line);
-    arguments
+    Ok(arguments)
 }
 
 /// The command with which the scheduler starts a shell or a program on a host.
@@ -246,14 +248,21 @@ fn scheduled(host: &Host, reach: &Reach<'_>, line: &OsStr) -> Option<Vec<OsStrin
     Some(words)
 }
 
-fn is_here(host: &Host, reach: &Reach<'_>) -> bool {
-    match &host.ssh {
+fn is_here(host: &Host, reach: &Reach<'_>) -> io::Result<bool> {
+    Ok(match &host.ssh {
         Some(destination) => &**destination == "local",
         None if reach.own_node == Some(host.node) => true,
         None if reach.starter != Starter::Ssh => false,
         // An address that can be bound belongs to this machine.
-        None => reach.shell.is_empty() && UdpSocket::bind((host.address, 0)).is_ok(),
-    }
+        None if !reach.shell.is_empty() => false,
+        None => match UdpSocket::bind((host.address, 0)) {
+            // Another address may fail, too, and says nothing about this one.
+            Err(cause) if cause.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => {
+                return Err(cause);
+            }
+            bound => bound.is_ok(),
+        },
+    })
 }
 
 /// Quotes a word for a shell.
@@ -326,6 +335,7 @@ mod tests {
             job: "sort big".to_owned(),
         };
         guard_arguments(hosts.iter().next().unwrap(), &reach, Path::new("/d"))
+            .unwrap()
             .into_iter()
             .map(|word| word.into_string().unwrap())
             .collect()
@@ -367,7 +377,7 @@ mod tests {
             };
             let words = |index| {
                 let host = hosts.iter().nth(index).unwrap();
-                guard_arguments(host, &reach, Path::new("/d"))
+                guard_arguments(host, &reach, Path::new("/d")).unwrap()
             };
             assert!(words(0).is_empty(), "it runs here");
             assert_eq!(words(1)[1..].join(OsStr::new(" ")), expected);

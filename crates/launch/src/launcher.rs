@@ -18,6 +18,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use dipole_checkpoint::Note;
+use dipole_naming::threads;
 use dipole_node::NodeId;
 use dipole_node::hosts::Host;
 use rustix::process::{Signal, getpid, kill_process};
@@ -92,21 +93,23 @@ pub(super) fn launch(
         SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT,
     ];
     let mut signals = Signals::new(caught).map_err(system("catching signals"))?;
-    std::thread::spawn({
+    let forward_signals = {
         let events = events.clone();
         move || {
             for signal in signals.forever() {
                 let _ = events.send(Event::Signal(signal));
             }
         }
-    });
+    };
+    threads::start("dipole-signals", forward_signals).map_err(system("starting the job"))?;
     let budget = Budget::new(OUTPUT_BUDGET_BYTES);
     let (print, to_print) = channel();
     let files = args.output_dir.clone().map(Files::new).transpose()?;
-    std::thread::spawn({
+    let print_output = {
         let (events, budget) = (events.clone(), budget.clone());
         move || print_all(style, files, &to_print, &budget, &events)
-    });
+    };
+    threads::start("dipole-print", print_output).map_err(system("starting the job"))?;
     let mut job = Launch {
         json: style == Style::Json,
         grace: args.grace,
@@ -255,15 +258,16 @@ impl Launch {
     }
 
     /// Forwards our standard input to rank 0, no faster than rank 0 reads it.
-    fn forward_input(&self) {
+    fn forward_input(&self) -> std::io::Result<()> {
         let (events, budget) = (self.events.clone(), self.input.clone());
-        std::thread::spawn(move || {
+        threads::start("dipole-input", move || {
             let _the_launcher_is_gone = read_pieces(std::io::stdin().lock(), 1 << 15, |piece| {
                 budget.take(piece.len());
                 events.send(Event::Input(piece.to_vec()))
             });
             let _ = events.send(Event::InputEnd);
-        });
+        })?;
+        Ok(())
     }
 
     /// Handles events until every host has reported that no process is left, and no restart is due.

@@ -15,6 +15,7 @@ use std::process::Command;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use dipole_naming::threads;
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::message::{Entries, PmiJob, ToLauncher};
@@ -84,11 +85,11 @@ impl PmiServer {
             .env("PMI_RANK", rank.to_string())
             .env("PMI_SIZE", self.shared.job.size.to_string());
         let server = self.clone();
-        std::thread::spawn(move || {
+        threads::start("dipole-pmi", move || {
             // A rank that ends closes the connection; most never use it.
             let _ended = server.serve(rank, &ours);
             server.leave();
-        });
+        })?;
         Ok(theirs)
     }
 

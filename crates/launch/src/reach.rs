@@ -9,9 +9,11 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use dipole_naming::threads;
 use dipole_node::registry::{ProbeLength, ProbeResult, Prober};
 use dipole_node::{ClusterKey, NodeId, variables};
 
@@ -147,30 +149,41 @@ pub fn reach(args: &ReachArgs) -> ExitCode {
     let mut out = io::stdout();
     let _hung_up = out.write_all(BY_AGENT).and_then(|()| out.flush());
     let last_received = Arc::new(Mutex::new(Instant::now()));
-    if let (Ok(stream), Ok(key)) = (sender.stream().try_clone(), load_key()) {
-        let (agent, node, last_received) =
-            (args.agent.clone(), args.node, Arc::clone(&last_received));
-        std::thread::spawn(move || watch_machine(&agent, node, &key, &last_received, &stream));
-    }
-    if let Ok(stream) = sender.stream().try_clone() {
-        watch_standing(Arc::clone(&standing), move || {
-            eprintln!(
-                "dipole reach: the agent has only a cluster key that was withdrawn: ending the \
-                 call"
-            );
-            let _gone = stream.shutdown(Shutdown::Both);
-        });
-    }
-    let sender = Arc::new(Mutex::new(sender));
-    send_keepalives(Arc::clone(&sender), Arc::clone(&standing));
-    std::thread::spawn(move || forward_input(&sender));
-    match forward_output(receiver, &last_received, &standing) {
+    let status = start_watches(args, sender, &standing, &last_received)
+        .and_then(|()| forward_output(receiver, &last_received, &standing));
+    match status {
         Ok(status) => ExitCode::from(status),
         Err(cause) => {
             eprintln!("dipole reach: the agent's connection ended: {cause}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Starts the threads that send to the agent and that end the call if it cannot go on.
+fn start_watches(
+    args: &ReachArgs,
+    sender: Sender<TcpStream>,
+    standing: &Arc<Standing>,
+    last_received: &Arc<Mutex<Instant>>,
+) -> io::Result<()> {
+    let key = load_key().map_err(io::Error::other)?;
+    let (agent, node, last) = (args.agent.clone(), args.node, Arc::clone(last_received));
+    let stream = sender.stream().try_clone()?;
+    threads::start("dipole-watch", move || {
+        watch_machine(&agent, node, &key, &last, &stream);
+    })?;
+    let stream = sender.stream().try_clone()?;
+    watch_standing(Arc::clone(standing), move || {
+        eprintln!(
+            "dipole reach: the agent has only a cluster key that was withdrawn: ending the call"
+        );
+        let _gone = stream.shutdown(Shutdown::Both);
+    })?;
+    let sender = Arc::new(Mutex::new(sender));
+    send_keepalives(Arc::clone(&sender), Arc::clone(standing))?;
+    threads::start("dipole-input", move || forward_input(&sender))?;
+    Ok(())
 }
 
 fn run_shell(args: &ReachArgs, error: &CallError) -> ExitCode {
@@ -289,11 +302,13 @@ fn watch_machine(
             })
         };
         let is_alive = std::thread::scope(|scope| {
-            let probes: Vec<_> = agent
-                .iter()
-                .map(|at| scope.spawn(|| responds(at)))
-                .collect();
-            let mut results = probes.into_iter().map(|probe| probe.join().unwrap_or(true));
+            let responds = &responds;
+            let start = |at| Builder::new().spawn_scoped(scope, move || responds(at));
+            let probes: Vec<_> = agent.iter().map(|at| (at, start(at))).collect();
+            let mut results = probes.into_iter().map(|(at, probe)| match probe {
+                Ok(probe) => probe.join().unwrap_or(true),
+                Err(_) => responds(at),
+            });
             results.any(|responds| responds)
         });
         if !is_alive {

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use dipole_checkpoint::{Identity, Store};
 use dipole_naming::environment::default_runtime_dir;
+use dipole_naming::threads;
 use dipole_node::{NodeId, variables};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, Mode, fchmod, memfd_create};
@@ -99,19 +100,19 @@ fn try_shim(args: &ShimArgs) -> io::Result<()> {
     let (events, inbox) = channel();
     let (outbox, to_write) = channel();
     let budget = Budget::new(OUTPUT_BUDGET_BYTES);
-    let writer = std::thread::spawn({
+    let writer = threads::start("dipole-output", {
         let (events, budget) = (events.clone(), budget.clone());
         move || write_all(&to_write, &budget, &events)
-    });
-    std::thread::spawn({
+    })?;
+    threads::start("dipole-control", {
         let events = events.clone();
         move || read_control(&events)
-    });
+    })?;
     if let Some(guard) = guard {
-        std::thread::spawn({
+        threads::start("dipole-guard", {
             let events = events.clone();
             move || watch(&guard, &events)
-        });
+        })?;
     }
     let mut host = HostRanks {
         ranks: Vec::new(),
@@ -123,8 +124,11 @@ fn try_shim(args: &ShimArgs) -> io::Result<()> {
         hosts: None,
         key: None,
     };
-    host.start(&start)?;
-    std::thread::spawn(move || reap(&events));
+    if let Err(cause) = host.start(&start) {
+        let reason = format!("the ranks cannot be started: {cause}");
+        let _ = host.outbox.send(ToLauncher::Refused { reason, status: 1 });
+    }
+    threads::start("dipole-reap", move || reap(&events))?;
     host.run(&inbox);
     host.pmi.close();
     for reader in host.readers.drain(..) {
@@ -260,13 +264,13 @@ impl HostRanks {
             let (input, to_feed) = channel();
             self.input = Some(input);
             let outbox = self.outbox.clone();
-            std::thread::spawn(move || feed(stdin, &to_feed, &outbox));
+            threads::start("dipole-input", move || feed(stdin, &to_feed, &outbox))?;
         }
         if let Some(stdout) = child.stdout.take() {
-            self.forward(rank, Stream::Stdout, stdout);
+            self.forward(rank, Stream::Stdout, stdout)?;
         }
         if let Some(stderr) = child.stderr.take() {
-            self.forward(rank, Stream::Stderr, stderr);
+            self.forward(rank, Stream::Stderr, stderr)?;
         }
         Ok(())
     }
@@ -282,9 +286,14 @@ impl HostRanks {
         Ok(Some(cores))
     }
 
-    fn forward(&mut self, rank: u32, stream: Stream, from: impl Read + Send + 'static) {
+    fn forward(
+        &mut self,
+        rank: u32,
+        stream: Stream,
+        from: impl Read + Send + 'static,
+    ) -> io::Result<()> {
         let (outbox, budget) = (self.outbox.clone(), self.budget.clone());
-        self.readers.push(std::thread::spawn(move || {
+        self.readers.push(threads::start("dipole-forward", move || {
             let _nobody_listens = read_pieces(from, 1 << 16, |piece| {
                 budget.take(piece.len());
                 let bytes = piece.to_vec();
@@ -295,7 +304,8 @@ impl HostRanks {
                 })
             });
             let _nobody_listens = outbox.send(ToLauncher::OutputEnded { rank });
-        }));
+        })?);
+        Ok(())
     }
 
     /// Handles events until no process is left.
@@ -338,9 +348,13 @@ impl HostRanks {
                 Ok(Event::Command(ToShim::Load { node, runtime_dir })) => {
                     let outbox = self.outbox.clone();
                     // The agent may take a while.
-                    std::thread::spawn(move || {
+                    let look = move || {
                         let _ = outbox.send(ToLauncher::Load(load_table(node, runtime_dir)));
-                    });
+                    };
+                    if let Err(cause) = threads::start("dipole-load", look) {
+                        let table = ToLauncher::Load(Err(cause.to_string()));
+                        let _ = self.outbox.send(table);
+                    }
                 }
                 Ok(Event::Command(ToShim::Start(_))) | Err(RecvTimeoutError::Timeout) => {}
                 Ok(Event::Disconnected) => sweeping = true,

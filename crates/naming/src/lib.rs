@@ -23,3 +23,4 @@ pub mod lines;
 pub mod liveness;
 pub mod net;
 pub mod registry;
+pub mod threads;

@@ -294,6 +294,25 @@ enum Room {
     Plenty,
 }
 
+/// Both send until enough bytes have arrived that those of the additional record do not matter.
+fn warm_up(wire: &mut Wire, edge: EdgeId) {
+    wire.hosts[0].machine.open_endpoint(9);
+    let back = wire.hosts[1].machine.peers().next().expect("the sender");
+    let back = wire.hosts[1].machine.edge(back, 3, 9).expect("open");
+    for (host, edge) in [(0, edge), (1, back)] {
+        let mut begun = 0;
+        let warm = wire.run(60 * SECOND, |wire: &mut Wire| {
+            let now = wire.now;
+            let sender = &mut wire.hosts[host];
+            begun += usize::from(begun < 20 && sender.send(now, edge, &[0; 1000]).is_ok());
+            let is_done = begun == 20 && sender.machine.is_acknowledged(edge.peer);
+            while wire.hosts[1 - host].read(now).is_some() {}
+            is_done
+        });
+        assert!(warm, "{begun} of 20 sent");
+    }
+}
+
 fn converse(seed: u64, loss: f64, room: Room) {
     let config = Config {
         initial_credit_bytes: 10_000,
@@ -322,22 +341,7 @@ fn converse(seed: u64, loss: f64, room: Room) {
     };
     let peer = edge.peer;
     let mut other = wire.hosts[0].machine.edge(peer, 2, 7).expect("open");
-    // Both send until enough bytes have arrived that those of the additional record do not matter.
-    wire.hosts[0].machine.open_endpoint(9);
-    let back = wire.hosts[1].machine.peers().next().expect("the sender");
-    let back = wire.hosts[1].machine.edge(back, 3, 9).expect("open");
-    for (host, edge) in [(0, edge), (1, back)] {
-        let mut begun = 0;
-        let warm = wire.run(60 * SECOND, |wire: &mut Wire| {
-            let now = wire.now;
-            let sender = &mut wire.hosts[host];
-            begun += usize::from(begun < 20 && sender.send(now, edge, &[0; 1000]).is_ok());
-            let is_done = begun == 20 && sender.machine.is_acknowledged(edge.peer);
-            while wire.hosts[1 - host].read(now).is_some() {}
-            is_done
-        });
-        assert!(warm, "{begun} of 20 sent");
-    }
+    warm_up(&mut wire, edge);
     (wire.loss, wire.duplicate, wire.reorder) = (loss, loss / 2.0, loss);
     wire.watch = Some(compare_trains);
     wire.watch_sent = Some(compare_repeated);

@@ -29,6 +29,7 @@ pub mod c_programs;
 mod cleanup;
 mod damage;
 mod error;
+mod failing_calls;
 mod fault;
 mod forward;
 mod isolated;
@@ -44,6 +45,7 @@ mod testbed;
 
 pub use builder::Builder;
 pub use error::TestbedError;
+pub use failing_calls::{Counted, FailingCalls, Resource};
 pub use fault::{FaultCounters, Faults};
 pub use isolated::isolated_command;
 pub use network::PortCounters;

@@ -5,11 +5,12 @@
 //! that end only. After a key is withdrawn, an end whose last proof was made with it has 10 s to
 //! send another; then the call ends.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use dipole_naming::key::MacKey;
+use dipole_naming::threads;
 use dipole_node::ClusterKey;
 
 use super::channel::{Channel, Frame, Sender, Side};
@@ -99,11 +100,14 @@ impl Standing {
 }
 
 /// Starts a thread that sends keepalives and proofs until sending fails.
+///
+/// # Errors
+/// No thread can be started.
 pub fn send_keepalives<W: Write + Send + 'static>(
     sender: Arc<Mutex<Sender<W>>>,
     standing: Arc<Standing>,
-) {
-    std::thread::spawn(move || {
+) -> io::Result<()> {
+    threads::start("dipole-alive", move || {
         let mut proven = None;
         loop {
             let own = standing.key.fingerprint();
@@ -121,13 +125,20 @@ pub fn send_keepalives<W: Write + Send + 'static>(
             }
             std::thread::sleep(KEEPALIVE_EVERY);
         }
-    });
+    })?;
+    Ok(())
 }
 
 /// Starts a thread that calls `expel` when the other end has only a withdrawn key. `expel` must not
 /// wait for the other end, which may not read.
-pub fn watch_standing(standing: Arc<Standing>, expel: impl FnOnce() + Send + 'static) {
-    std::thread::spawn(move || {
+///
+/// # Errors
+/// No thread can be started.
+pub fn watch_standing(
+    standing: Arc<Standing>,
+    expel: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
+    threads::start("dipole-standing", move || {
         let mut invalid_since: Option<Instant> = None;
         loop {
             std::thread::sleep(CHECK_EVERY);
@@ -137,7 +148,8 @@ pub fn watch_standing(standing: Arc<Standing>, expel: impl FnOnce() + Send + 'st
                 return expel();
             }
         }
-    });
+    })?;
+    Ok(())
 }
 
 #[cfg(test)]

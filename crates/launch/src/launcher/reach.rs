@@ -3,6 +3,7 @@
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
+use dipole_naming::threads;
 use dipole_node::NodeId;
 use dipole_node::hosts::Host;
 use serde_json::json;
@@ -105,11 +106,11 @@ impl Launch {
     ) -> std::io::Result<()> {
         let (to_us, from_host) = channel();
         let (events, attempt) = (self.events.clone(), self.attempt.number);
-        std::thread::spawn(move || {
+        threads::start("dipole-host", move || {
             for event in from_host {
                 let _ = events.send(Event::HostOf(attempt, event));
             }
-        });
+        })?;
         let contact = Contact::start(number, host, &setup.reach, &to_us, setup.budget)?;
         self.contacts.insert(number, contact);
         Ok(())
@@ -217,7 +218,10 @@ impl Launch {
             contact.send(ToShim::Start(Box::new(start)));
         }
         match self.attempt.number {
-            0 => self.forward_input(),
+            0 => self.forward_input().map_err(|cause| RunError::System {
+                doing: "starting the job",
+                cause,
+            })?,
             _ => self.repeat_input(),
         }
         Ok(plan)

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use super::allocation::{Listed, Starter};
 use super::{HYDRA_CONTROL, JobError, Launcher, Lookup, MAX_RANKS, hostlist, number};
 use crate::lines::excerpt;
+use crate::threads;
 
 /// How long a query of the instance may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -91,11 +92,12 @@ fn query(words: &[&str]) -> Result<String, JobError> {
         .spawn()
         .map_err(|cause| failed(format!("`flux {line}` cannot be run: {cause}")))?;
     let stdout = child.stdout.take();
-    let reader = std::thread::spawn(move || {
+    let reader = threads::start("dipole-flux", move || {
         let mut text = String::new();
         let read = stdout.map(|out| out.take(MAX_BYTES).read_to_string(&mut text));
         read.and_then(Result::ok).map(|_| text)
-    });
+    })
+    .map_err(|cause| failed(format!("`flux {line}` cannot be run: {cause}")))?;
     let started = Instant::now();
     let status = loop {
         match child.try_wait() {

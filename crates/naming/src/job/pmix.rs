@@ -16,6 +16,7 @@ use dipole_link::pmix::{JOB_SIZE, LIBRARY, Library, PmixError, Session};
 
 use super::service::{Connected, Exchange, Given, ServiceError, TIMEOUTS, Timeouts, WARN_AFTER};
 use super::{JobError, Launcher, Lookup, MAX_RANKS, number};
+use crate::threads;
 
 const RANK: &str = "PMIX_RANK";
 const NAMESPACE: &str = "PMIX_NAMESPACE";
@@ -95,7 +96,12 @@ impl Client {
         let (work, works) = channel::<Work>();
         let (opened, opening) = channel();
         let (end, closed) = channel();
-        std::thread::spawn(move || serve(library, &opened, &works, &end));
+        threads::start("dipole-pmix", move || serve(library, &opened, &works, &end)).map_err(
+            |cause| ServiceError::Io {
+                request: "PMIx_Init",
+                cause: cause.to_string(),
+            },
+        )?;
         let (namespace, rank) = received(&opening, "PMIx_Init", timeouts.reply)?
             .map_err(|error| unreachable(get, &error))?;
         let client = Client {

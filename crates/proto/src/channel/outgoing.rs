@@ -35,6 +35,8 @@ pub(crate) struct EdgeOut {
     is_known: bool,
     /// The peer has refused messages.
     refused: Option<RefusedReason>,
+    /// The first message since the edge was last opened: late refusals of earlier ones do not concern it.
+    refusable_from: u64,
 }
 
 /// Action required after a handle was closed.
@@ -62,6 +64,7 @@ impl EdgeOut {
             was_short: false,
             is_known: false,
             refused: None,
+            refusable_from: first,
         }
     }
 
@@ -77,6 +80,7 @@ impl EdgeOut {
     /// Adds a handle. Messages may be sent again after a refusal.
     pub(crate) fn open_again(&mut self) {
         self.refused = None;
+        self.refusable_from = self.next;
         match &mut self.state {
             State::Open => self.users += 1,
             State::Ending { reopened } => *reopened += 1,
@@ -148,10 +152,15 @@ impl EdgeOut {
         self.refused
     }
 
-    /// The peer refuses messages from now on.
-    pub(crate) fn refuse(&mut self, reason: RefusedReason) {
+    /// The peer refuses messages from `sequence` on. Returns false if the edge was opened again since, so
+    /// that later messages may still be sent.
+    pub(crate) fn refuse(&mut self, sequence: u64, reason: RefusedReason) -> bool {
+        if sequence < self.refusable_from {
+            return false;
+        }
         self.refused = Some(reason);
         self.need = None;
+        true
     }
 
     /// Begins a message of `total` bytes if there is enough credit. Returns its number.
@@ -276,6 +285,18 @@ mod tests {
         assert_eq!(edge.forgotten(4, 1000, 0), None, "it has not ended");
         edge.close(false);
         assert_eq!(edge.forgotten(4, 1000, 0), Some(false));
+    }
+
+    #[test]
+    fn a_late_refusal_does_not_concern_messages_after_the_edge_was_opened_again() {
+        let mut edge = edge();
+        assert_eq!(edge.begin(1), Some(0));
+        edge.open_again();
+        assert_eq!(edge.begin(1), Some(1));
+        assert!(!edge.refuse(0, RefusedReason::Closed));
+        assert_eq!(edge.refused(), None);
+        assert!(edge.refuse(1, RefusedReason::Closed));
+        assert_eq!(edge.refused(), Some(RefusedReason::Closed));
     }
 
     #[test]

@@ -226,8 +226,9 @@ impl Channel {
             && let Some(out) = self.outgoing.get_mut(index)
         {
             let widened = widen(sequence, out.next());
-            out.refuse(reason);
-            self.wanting.retain(|wanting| *wanting != index);
+            if out.refuse(widened, reason) {
+                self.wanting.retain(|wanting| *wanting != index);
+            }
             if let Event::Refused { edge, sequence, .. } = &mut refused {
                 (*edge, *sequence) = (Some(self.outgoing_id(index)), widened);
             }

@@ -11,6 +11,7 @@ use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use dipole_naming::threads;
 use dipole_node::{Address, Config, Endpoint, EndpointId, Node, SendError};
 use tempfile::NamedTempFile;
 
@@ -186,11 +187,11 @@ pub(super) fn play(
     out: &mut dyn Write,
 ) -> Done {
     let process = graph.processes.get(index).ok_or("no such process")?;
-    std::thread::spawn(|| {
+    threads::start("dipole-parent", || {
         // The end of this input means that the parent is gone.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(3);
-    });
+    })?;
     let node = Node::open(Config::from_env()?)?;
     let mut endpoints = Vec::new();
     let mut memberships = Vec::new();

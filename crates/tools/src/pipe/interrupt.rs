@@ -4,6 +4,7 @@ use std::io;
 use std::process::exit;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use dipole_naming::threads;
 use dipole_node::{Address, Endpoint, Node};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -23,7 +24,7 @@ pub(super) fn watch(
     (program, hint): (&'static str, &'static str),
 ) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
-    std::thread::spawn(move || {
+    threads::start("dipole-signals", move || {
         let Some(signal) = signals.forever().next() else {
             return;
         };
@@ -53,6 +54,6 @@ pub(super) fn watch(
             node.send_goodbye();
         }
         exit(128 + signal);
-    });
+    })?;
     Ok(())
 }

@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use dipole_naming::threads;
 use dipole_node::{
     Address, Edge, Endpoint, EndpointId, GoneReason, LongWait, Message, Node, ReceiveError,
     SendError,
@@ -423,7 +424,8 @@ impl Transfer<'_, '_> {
             None => Output::Stream(Box::new(io::stdout())),
         };
         let (to_write, pieces) = sync_channel(WAITING_MESSAGES);
-        let writer = std::thread::spawn(move || write_output(output, &pieces));
+        let writer = threads::start("dipole-write", move || write_output(output, &pieces))
+            .map_err(failed("writing the output"))?;
         loop {
             let message = self.next(sum.length_bytes())?;
             let frame = self.parsed(&message)?;

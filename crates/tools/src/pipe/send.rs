@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use dipole_naming::key::random_bytes;
+use dipole_naming::threads;
 use dipole_node::{Address, Endpoint, EndpointId, Node, ReceiveError, SendError};
 
 use super::destination::sum_of;
@@ -314,7 +315,8 @@ impl Sender<'_> {
             read,
         };
         let lines = self.lines;
-        std::thread::spawn(move || reader.read(lines));
+        threads::start("dipole-read", move || reader.read(lines))
+            .map_err(failed("reading the input"))?;
         loop {
             match pieces.recv_timeout(LOOK) {
                 Ok(piece) => match piece.map_err(failed("reading the input"))? {

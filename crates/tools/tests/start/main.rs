@@ -8,3 +8,4 @@ mod process;
 mod rotation;
 mod rules;
 mod service;
+mod shortages;

@@ -40,6 +40,12 @@ pub(crate) struct Process {
 impl Process {
     /// Returns when it has printed a text.
     pub(crate) fn start(command: &mut Command, first: &str) -> Process {
+        let process = Process::begin(command);
+        process.says(first);
+        process
+    }
+
+    pub(crate) fn begin(command: &mut Command) -> Process {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -58,9 +64,7 @@ impl Process {
                 }
             }
         });
-        let process = Process { child, said };
-        process.says(first);
-        process
+        Process { child, said }
     }
 
     pub(crate) fn said(&self) -> String {

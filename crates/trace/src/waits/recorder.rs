@@ -192,12 +192,17 @@ impl PollTracker {
     /// Counts a poll that returned nothing.
     #[inline]
     pub fn empty_poll(&self) {
+        self.count_empty_poll(monotonic_ns, thread_ns);
+    }
+
+    #[inline]
+    fn count_empty_poll(&self, now_ns: impl Fn() -> u64, used_ns: impl Fn() -> u64) {
         let empty = self.empty.load(Ordering::Relaxed) + 1;
         self.empty.store(empty, Ordering::Relaxed);
         if empty >= FEW_POLLS || self.timed.load(Ordering::Relaxed) > 0 {
-            self.series().count_poll(monotonic_ns(), thread_ns);
+            self.series().count_poll(now_ns(), used_ns);
         } else if empty == 1 && self.few.load(Ordering::Relaxed).is_multiple_of(SAMPLE) {
-            self.sampled_ns.store(monotonic_ns(), Ordering::Relaxed);
+            self.sampled_ns.store(now_ns(), Ordering::Relaxed);
         }
     }
 
@@ -210,6 +215,15 @@ impl PollTracker {
     /// Counts a poll that returned something; returns when the wait for it began, if there was one.
     #[inline]
     pub fn successful_poll(&self) -> Option<u64> {
+        self.count_successful_poll(monotonic_ns, thread_ns)
+    }
+
+    #[inline]
+    fn count_successful_poll(
+        &self,
+        now_ns: impl Fn() -> u64,
+        used_ns: impl Fn() -> u64,
+    ) -> Option<u64> {
         let empty = self.empty.load(Ordering::Relaxed);
         if empty == 0 {
             return None;
@@ -218,7 +232,7 @@ impl PollTracker {
         let timed = self.timed.load(Ordering::Relaxed);
         if empty >= FEW_POLLS || timed > 0 {
             let mut series = self.series();
-            series.count_poll(monotonic_ns(), thread_ns);
+            series.count_poll(now_ns(), used_ns);
             let found = std::mem::take(&mut *series);
             let is_long = Duration::from_nanos(found.last_ns - found.began_ns) >= MIN_WAIT;
             let left = match is_long && empty < FEW_POLLS {
@@ -231,7 +245,7 @@ impl PollTracker {
         let few = self.few.load(Ordering::Relaxed);
         self.few.store(few.wrapping_add(1), Ordering::Relaxed);
         if few.is_multiple_of(SAMPLE) {
-            let took_ns = monotonic_ns().saturating_sub(self.sampled_ns.load(Ordering::Relaxed));
+            let took_ns = now_ns().saturating_sub(self.sampled_ns.load(Ordering::Relaxed));
             if Duration::from_nanos(took_ns) >= MIN_WAIT {
                 self.timed.store(TIMED_WAITS, Ordering::Relaxed);
             }
@@ -274,6 +288,8 @@ fn thread_ns() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::super::WaitFile;
     use super::*;
 
@@ -360,27 +376,25 @@ mod tests {
     #[test]
     fn few_looks_of_a_program_that_gives_its_core_away_are_a_wait() {
         let polls = PollTracker::default();
-        // Do not require every wait: CPU time of a busy host may be taken for the program's.
-        let kept = |waits: usize| {
+        let clock = Cell::new(1_000_000);
+        let (now_ns, used_ns) = (|| clock.get(), || 0);
+        // Waits of this length, each with two empty polls; the number of those that are reported.
+        let kept = |waits: usize, length_ns: u64| {
             let wait = || {
-                polls.empty_poll();
-                std::thread::sleep(Duration::from_millis(1));
-                polls.empty_poll();
-                let began_ns = polls.successful_poll();
-                began_ns.is_some_and(|began_ns| monotonic_ns() - began_ns >= 1_000_000)
+                polls.count_empty_poll(now_ns, used_ns);
+                let began_ns = clock.replace(clock.get() + length_ns);
+                polls.count_empty_poll(now_ns, used_ns);
+                let reported_ns = polls.count_successful_poll(now_ns, used_ns);
+                clock.set(clock.get() + 100_000_000);
+                reported_ns.inspect(|reported_ns| assert_eq!(*reported_ns, began_ns))
             };
-            (0..waits).filter(|_| wait()).count()
+            (0..waits).filter_map(|_| wait()).count()
         };
-        let first = kept(SAMPLE);
-        assert!(first >= SAMPLE / 2, "{first} of {SAMPLE}");
-        // Poll until short waits have ended the timing, whatever this machine does meanwhile.
-        let is_over = (0..100_000).any(|_| {
-            polls.empty_poll();
-            polls.successful_poll();
-            polls.timed.load(Ordering::Relaxed) == 0
-        });
-        assert!(is_over);
-        let later = kept(3 * SAMPLE);
-        assert!(later >= SAMPLE, "{later} of {}", 3 * SAMPLE);
+        assert_eq!(kept(SAMPLE, 1_000_000), SAMPLE);
+        // Short waits end the timing of waits with few polls, after those that are reported anyway.
+        assert_eq!(kept(2 * TIMED_WAITS, 1000), TIMED_WAITS);
+        // One of `SAMPLE` waits is timed. After it all are.
+        let later = kept(3 * SAMPLE, 1_000_000);
+        assert!((2 * SAMPLE..3 * SAMPLE).contains(&later), "{later}");
     }
 }

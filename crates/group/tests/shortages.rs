@@ -1,8 +1,9 @@
-//! Descriptors and threads that are short for a moment: calls fail with an error that names the
-//! resource, and afterwards everything that was opened works.
+//! Resources that are short for a moment: calls fail with an error that names the resource, and
+//! afterwards everything that was opened works.
 //!
-//! A child process repeats a session under a limit that leaves 0, 1, 2, ... free, until the whole
-//! session passes under it.
+//! A child process repeats a session under a limit that leaves 0, 1, 2, ... descriptors or threads
+//! free, until the whole session passes under it. Then the first, second, third, ... system call that
+//! allocates a descriptor, thread, shared mapping or file fails, in one child each.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -14,17 +15,24 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use dipole_group::{Group, Members};
 use dipole_node::{
     ActivePort, Address, Config, Endpoint, EndpointId, Links, Node, NodeId, Region, RegionMemory,
     Rights,
 };
+use dipole_testbed::{Counted, FailingCalls, Resource as Failing};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a call may wait during the shortage.
 const MOMENT: Duration = Duration::from_millis(60);
+/// How long members of a group wait for each other during the shortage.
+const JOIN_TIME: Duration = Duration::from_secs(2);
 const CHILD: &str = "DIPOLE_TEST_SHORTAGE";
+/// The links of a child in which one call fails. Calls are counted while the file exists.
+const LINKS: &str = "DIPOLE_TEST_LINKS";
+const COUNTING: &str = "counting";
 /// A user without other processes, for the limit of threads.
 const UID: u32 = 54_321;
 
@@ -53,18 +61,22 @@ impl Short {
         entries - u64::from(matches!(self, Short::Descriptors))
     }
 
-    /// True if an error names this resource, or is only a consequence at a peer.
-    fn explains(self, error: &str) -> bool {
-        let names = match self {
-            Short::Descriptors => ["os error 24", "Too many open files"],
-            Short::Threads => ["os error 11", "Resource temporarily unavailable"],
-        };
-        let consequences = ["accepted nothing", "did not answer within"];
-        names
-            .iter()
-            .chain(&consequences)
-            .any(|part| error.contains(part))
+    fn as_failing(self) -> Failing {
+        match self {
+            Short::Descriptors => Failing::Descriptors,
+            Short::Threads => Failing::Threads,
+        }
     }
+}
+
+/// True if an error names this resource, or is only a consequence at a peer.
+fn explains(short: Failing, error: &str) -> bool {
+    let consequences = [
+        "accepted nothing",
+        "did not answer within",
+        "timed out waiting for",
+    ];
+    short.is_named(error) || consequences.iter().any(|part| error.contains(part))
 }
 
 /// A limit that is lifted when this is dropped.
@@ -97,6 +109,7 @@ struct Session {
     outbox: Option<Endpoint>,
     region: Option<Region>,
     port: Option<ActivePort>,
+    groups: Vec<Group>,
 }
 
 impl Session {
@@ -132,11 +145,36 @@ impl Session {
             }
             session.nodes.push(second);
         }
+        session.join_groups();
         session
     }
 
+    /// Both nodes join a group.
+    fn join_groups(&mut self) {
+        let [first, second] = &self.nodes[..] else {
+            return;
+        };
+        let members = || Members::first([Address::new(1, 11), Address::new(1, 12)]);
+        let (one, other) = std::thread::scope(|scope| {
+            let one = std::thread::Builder::new()
+                .spawn_scoped(scope, || Group::join(first, members(), 0, JOIN_TIME));
+            let other = one
+                .is_ok()
+                .then(|| Group::join(second, members(), 1, JOIN_TIME));
+            (one.map(|one| one.join().expect("it returns")), other)
+        });
+        if let Some(one) = self.keep("thread", one) {
+            let one = self.keep("group", one);
+            self.groups.extend(one);
+        }
+        if let Some(other) = other {
+            let other = self.keep("group", other);
+            self.groups.extend(other);
+        }
+    }
+
     /// Everything that was opened works once there is enough again.
-    fn check(&self, runtime: &Path, links: Links, what: &str) {
+    fn check(&mut self, runtime: &Path, links: Links, what: &str) {
         let late = Node::open(config(runtime, links)).expect(what);
         let helper = late.endpoint(EndpointId(10)).expect(what);
         if let Some((inbox, descriptor)) = &self.inbox {
@@ -170,6 +208,12 @@ impl Session {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
+        if let [one, other] = &mut self.groups[..] {
+            std::thread::scope(|scope| {
+                scope.spawn(|| one.barrier(PATIENCE).expect(what));
+                other.barrier(PATIENCE).expect(what);
+            });
+        }
     }
 }
 
@@ -187,10 +231,10 @@ fn sweep(runtime: &Path, links: Links, short: Short) {
     for free in 0..200 {
         let what = format!("{short:?}, {links:?}, {free} free");
         let limit = Limit::leave(short, free);
-        let session = Session::run(runtime, links);
+        let mut session = Session::run(runtime, links);
         drop(limit);
         for fault in &session.faults {
-            assert!(short.explains(fault), "{what}: {fault}");
+            assert!(explains(short.as_failing(), fault), "{what}: {fault}");
         }
         session.check(runtime, links, &what);
         if session.faults.is_empty() {
@@ -210,11 +254,7 @@ fn in_child(test: &str, short: Short) {
     std::fs::create_dir(&runtime).expect("a folder");
     std::fs::copy(std::env::current_exe().expect("known"), &program).expect("a copy");
     let mut command = Command::new(&program);
-    command
-        .args([test, "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, &runtime)
-        .env("HOME", &runtime)
-        .current_dir(&runtime);
+    child(&mut command, test, &runtime);
     let is_root = rustix::process::geteuid().is_root();
     if matches!(short, Short::Threads) && is_root {
         // The limit does not apply to root.
@@ -237,6 +277,69 @@ fn in_child(test: &str, short: Short) {
         }
     };
     assert!(status.success(), "{status}");
+}
+
+/// Makes a command of this program run one test as a child.
+fn child(command: &mut Command, test: &str, runtime: &Path) {
+    command
+        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, runtime)
+        .env("HOME", runtime)
+        .current_dir(runtime);
+}
+
+/// Runs sessions in children in which one call fails, a later one in each, until a whole session
+/// passes.
+fn each_call_fails(test: &str, resource: Failing, links: &str) {
+    let tool = FailingCalls::new();
+    for nth in 1.. {
+        let folder = tempfile::tempdir().expect("a folder");
+        let counting = folder.path().join(COUNTING);
+        let words = tool.words(resource, nth, Counted::While(&counting));
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        command.arg(std::env::current_exe().expect("known"));
+        child(&mut command, test, folder.path());
+        let output = command.env(LINKS, links).output().expect("it starts");
+        let said = String::from_utf8_lossy(&output.stdout);
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        let what = format!("{resource:?}, {links}, call {nth}:\n{said}{complaint}");
+        assert!(output.status.success(), "{what}");
+        if nth > tool.count() {
+            // Without shared memory, nothing is mapped.
+            let is_idle = resource == Failing::Mappings && links == "udp";
+            assert!(nth > 2 || is_idle, "the tool has no effect: {what}");
+            println!("{resource:?}, {links}: {} calls", tool.count());
+            return;
+        }
+    }
+}
+
+/// Body of such a child.
+fn session_with_failing_call(runtime: &Path, resource: Failing, links: &str) {
+    let links = match links {
+        "udp" => Links::Udp,
+        _ => Links::Auto,
+    };
+    let counting = runtime.join(COUNTING);
+    std::fs::write(&counting, "").expect("our folder");
+    let mut session = Session::run(runtime, links);
+    std::fs::remove_file(&counting).expect("our folder");
+    for fault in &session.faults {
+        assert!(explains(resource, fault), "{fault}");
+    }
+    session.check(runtime, links, &format!("after {:?}", session.faults));
+}
+
+/// A test that runs such children, and is run by them.
+fn failing(test: &str, resource: Failing) {
+    match (runtime(), std::env::var(LINKS)) {
+        (Some(runtime), Ok(links)) => session_with_failing_call(&runtime, resource, &links),
+        _ => {
+            each_call_fails(test, resource, "udp");
+            each_call_fails(test, resource, "auto");
+        }
+    }
 }
 
 fn runtime() -> Option<PathBuf> {
@@ -269,4 +372,30 @@ fn a_moment_without_threads_leaves_nothing_deaf() {
             sweep(&runtime, Links::Auto, Short::Threads);
         }
     }
+}
+
+#[test]
+fn a_descriptor_that_is_missing_once_leaves_nothing_deaf() {
+    let test = "a_descriptor_that_is_missing_once_leaves_nothing_deaf";
+    failing(test, Failing::Descriptors);
+}
+
+#[test]
+fn a_thread_that_is_missing_once_leaves_nothing_deaf() {
+    let test = "a_thread_that_is_missing_once_leaves_nothing_deaf";
+    failing(test, Failing::Threads);
+}
+
+#[test]
+fn a_mapping_that_is_missing_once_leaves_nothing_deaf() {
+    let test = "a_mapping_that_is_missing_once_leaves_nothing_deaf";
+    failing(test, Failing::Mappings);
+}
+
+#[test]
+fn a_disk_that_is_full_once_leaves_nothing_deaf() {
+    failing(
+        "a_disk_that_is_full_once_leaves_nothing_deaf",
+        Failing::Files,
+    );
 }
