@@ -576,7 +576,7 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Sends the status, or why there is none, to the next reader.
+    /// Sends the status, or the reason why it cannot be collected, to the next reader.
     fn serve_status(&self, listener: &UnixListener) -> io::Result<()> {
         let mut reader = match listener.accept() {
             Ok((reader, _)) => reader,

@@ -43,7 +43,7 @@ impl Resource {
     }
 }
 
-/// Which calls are counted.
+/// The calls that are counted.
 #[derive(Clone, Copy, Debug)]
 pub enum Counted<'a> {
     /// Those of processes that run this program.
