@@ -154,22 +154,20 @@ impl Discovery {
             return Ok(None);
         }
         let member = Member::of_announcement(announcement);
+        // All responding nodes together send no more bytes than the announcement has.
+        let credit = packet_bytes / RESPONDERS as usize;
         match membership.member(member.node) {
             Some(known) if known.incarnation == member.incarnation => {}
-            // If the known node is up, it responds itself; if not, it will soon be known as down,
-            // and the new node announces itself again.
+            // If an agent still runs at the known address, it responds to the announcement itself, which
+            // ends the other one. Otherwise the node has moved.
             Some(known) if known.facts.addresses[..1] != member.facts.addresses[..1] => {
                 let directories = known.facts.directories().into_iter();
                 let mut known_at = directories.filter(|at| membership.is_at(known.node, *at));
-                return Ok(known_at.next().map(Response::Forward));
+                let known_at = known_at.next();
+                membership.check_move(now, &member, credit);
+                return Ok(known_at.map(Response::Forward));
             }
-            // All responding nodes together send no more bytes than the announcement has.
-            _ => membership.challenge_member(
-                now,
-                &member,
-                true,
-                &mut (packet_bytes / RESPONDERS as usize),
-            ),
+            _ => membership.challenge_member(now, &member, true, &mut { credit }),
         }
         Ok(None)
     }

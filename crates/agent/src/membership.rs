@@ -29,6 +29,7 @@ use super::member::{Member, is_later, later_by};
 pub(super) use auth::is_membership;
 use auth::{Body, Dropped, EXTRA_BYTES, PacketAuth, Received};
 use contacts::{Contacts, canonical, digest};
+use moves::Moves;
 use swim::{Swim, is_indirect, nonzero};
 use sync_rounds::Sync;
 pub use trial::receive_anything;
@@ -102,6 +103,7 @@ pub(super) struct Membership {
     events: Vec<MembershipEvent>,
     queued: Vec<Queued>,
     contacts: Contacts,
+    moves: Moves,
     /// Other nodes that are up.
     up: BTreeMap<u32, Member>,
     /// Last incarnation of nodes that are down, and since when.
@@ -172,6 +174,7 @@ impl Membership {
             events: Vec::new(),
             queued: Vec::new(),
             contacts: Contacts::new(tokens),
+            moves: Moves::default(),
             up: BTreeMap::new(),
             down: BTreeMap::new(),
             next_renewal: Duration::ZERO,
@@ -335,17 +338,36 @@ impl Membership {
         if !self.contacts.accept_response(now, (at, via), token, sender) {
             return;
         }
-        self.auth.accept_run(received);
-        self.renew_incarnation(now, u64::from_le_bytes(min_incarnation));
-        if let Some(hint) = self.contacts.take_hint(at)
-            && hint.member.node == node
-            && digest(&hint.member) == described
-        {
-            let update = std::iter::once(foca::Member::alive(hint.member.clone()));
+        if self.on_response_in_move((at, via), received, described) {
+            return;
+        }
+        let hint = self
+            .contacts
+            .take_hint(at)
+            .filter(|hint| hint.member.node == node && digest(&hint.member) == described);
+        let member = hint.map(|hint| (hint.member, hint.contact));
+        let min_incarnation = u64::from_le_bytes(min_incarnation);
+        self.accept_sender(now, (at, via), (received, min_incarnation), member);
+    }
+
+    /// Accepts packets of a node that has responded for the address `at`. `member` is its
+    /// description, if it is new, and whether to contact it.
+    fn accept_sender(
+        &mut self,
+        now: Duration,
+        (at, via): (SocketAddr, SocketAddr),
+        (response, min_incarnation): (&Received, u64),
+        member: Option<(Member, bool)>,
+    ) {
+        let node = response.from;
+        self.auth.accept_run(response);
+        self.renew_incarnation(now, min_incarnation);
+        if let Some((member, contact)) = member {
+            let update = std::iter::once(foca::Member::alive(member.clone()));
             let done = self.foca.apply_many(update, true, &mut self.runtime);
             self.process_output(now, done);
-            if hint.contact {
-                let done = self.foca.announce(hint.member, &mut self.runtime);
+            if contact {
+                let done = self.foca.announce(member, &mut self.runtime);
                 self.process_output(now, done);
             }
         }
@@ -471,6 +493,9 @@ impl Membership {
         if now >= self.sync.next_deadline() {
             self.start_sync(now);
         }
+        if now >= self.moves.next_deadline() {
+            self.on_moves(now);
+        }
         self.exchange_load(now);
         if now >= self.next_prune {
             self.next_prune = now + PRUNE_EVERY;
@@ -491,7 +516,9 @@ impl Membership {
     pub(super) fn next_deadline(&self) -> Duration {
         let timer = self.timers.first_key_value();
         let own = self.next_contact_at.min(self.sync.next_deadline());
-        let own = own.min(self.load.next_deadline());
+        let own = own
+            .min(self.load.next_deadline())
+            .min(self.moves.next_deadline());
         timer.map_or(own, |((due, _), _)| own.min(*due))
     }
 
@@ -618,6 +645,7 @@ impl Membership {
 mod auth;
 mod contacts;
 mod loads;
+mod moves;
 mod swim;
 mod sync;
 mod sync_rounds;

@@ -52,7 +52,7 @@ pub(crate) enum Body {
 }
 
 /// A packet of our cluster that is addressed to this node.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Received {
     pub(crate) from: u32,
     /// Random number of the sending agent's run.

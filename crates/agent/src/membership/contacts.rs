@@ -297,6 +297,13 @@ impl Contacts {
         self.sent.remove(index).map(|sent| sent.body)
     }
 
+    /// The node has moved to `at`, and sends from `via`.
+    pub(super) fn move_to(&mut self, (at, via): (SocketAddr, SocketAddr), sender: (u32, u64)) {
+        let (node, run) = sender;
+        self.forget(node);
+        self.responded.insert(at, Contact { node, run, via });
+    }
+
     /// Forgets a node that is down: the next agent at its addresses must respond first.
     pub(super) fn forget(&mut self, node: u32) {
         self.responded.retain(|_, contact| contact.node != node);

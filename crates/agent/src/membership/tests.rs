@@ -10,7 +10,7 @@ use rand::RngExt;
 
 use super::auth::{Body, PacketAuth};
 use super::*;
-use crate::discovery::{Discovery, Response};
+use crate::discovery::{Discovery, Response, Taken};
 
 const DELAY: Duration = Duration::from_millis(1);
 
@@ -52,7 +52,8 @@ struct Cluster {
 
 fn address(node: usize) -> SocketAddr {
     let number = u16::try_from(node + 1).expect("few nodes");
-    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), number)
+    let [high, low] = number.to_be_bytes();
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 0, high, low)), number)
 }
 
 /// First of the ports that only members know.
@@ -139,8 +140,14 @@ impl Cluster {
 
     /// Starts an agent that announces itself.
     fn appear(&mut self, node: usize, incarnation: u64) {
+        self.appear_as(number(node), node, incarnation);
+    }
+
+    /// Starts an agent of any node at the address of `node`.
+    fn appear_as(&mut self, number: u32, node: usize, incarnation: u64) {
         self.count += 1;
-        let (own, seed) = (member(node, incarnation), node as u64 + 1000 * self.count);
+        let (mut own, seed) = (member(node, incarnation), node as u64 + 1000 * self.count);
+        own.node = number;
         self.announcers[node] = Some(Discovery::new("test", self.now, seed));
         self.nodes[node] = Some(Membership::new(own, Vec::new(), secrets(seed), None));
         self.announce(node);
@@ -174,10 +181,15 @@ impl Cluster {
                 ANNOUNCEMENT_BYTES,
                 membership,
             );
-            let next = match response.expect("no duplicate node numbers") {
-                Some(Response::Announce(announcement, to)) => Some((announcement, to)),
-                Some(Response::Forward(to)) => Some((announcement.clone(), to)),
-                None => None,
+            let next = match response {
+                Ok(Some(Response::Announce(announcement, to))) => Some((announcement, to)),
+                Ok(Some(Response::Forward(to))) => Some((announcement.clone(), to)),
+                Ok(None) => None,
+                Err(Taken { .. }) => {
+                    // Its number belongs to another node.
+                    (self.nodes[node], self.announcers[node]) = (None, None);
+                    continue;
+                }
             };
             if let Some((announcement, to)) = next {
                 self.count += 1;
@@ -290,10 +302,9 @@ impl Cluster {
 
     /// The nodes that are up, if all live nodes agree on them.
     fn agreed(&self) -> Option<BTreeSet<u32>> {
-        let mut views = self.nodes.iter().enumerate().filter_map(|(node, one)| {
-            let mut view: BTreeSet<u32> = one.as_ref()?.members().map(|one| one.node).collect();
-            view.insert(number(node));
-            Some(view)
+        let mut views = self.nodes.iter().flatten().map(|one| {
+            let others = one.members().map(|one| one.node);
+            others.chain([one.own().node]).collect::<BTreeSet<u32>>()
         });
         let first = views.next()?;
         views.all(|view| view == first).then_some(first)
@@ -458,4 +469,5 @@ fn hundreds_of_nodes_agree_within_seconds_and_send_as_little_as_fifty() {
 }
 
 mod loads;
+mod moves;
 mod strangers;

@@ -40,7 +40,8 @@ const SILENCE: Duration = Duration::from_millis(500);
 /// Queries to one node that may be unanswered at a time.
 const MAX_UNANSWERED: usize = 64;
 /// How long another node, or one of another cluster, may reply at an address of the hosts file
-/// before the look-up fails: the file may be about to change.
+/// before the look-up fails: the file may be about to change. At an address of the agents' list they
+/// may do so until the look-up ends.
 const REFUSAL_TIME: Duration = Duration::from_secs(2);
 
 /// Addresses of a node's directory.
@@ -290,11 +291,11 @@ impl Search {
         let Some(node) = self.nodes.get_mut(&id) else {
             return false;
         };
-        let is_followed = self.reloader.hosts.is_followed();
-        let refusal_time = if is_followed {
-            REFUSAL_TIME
-        } else {
-            Duration::ZERO
+        // The agents correct their list themselves; a user must correct a hosts file.
+        let refusal_time = match &self.reloader.hosts {
+            hosts if hosts.is_from_agent() => Duration::MAX,
+            hosts if hosts.is_followed() => REFUSAL_TIME,
+            _ => Duration::ZERO,
         };
         let is_refused = (node.refused)
             .is_some_and(|(since, ..)| now.saturating_duration_since(since) >= refusal_time);
