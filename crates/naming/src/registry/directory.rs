@@ -34,6 +34,9 @@ use crate::envelope::Authenticator;
 /// Time between two attempts to bind a port that another process holds.
 const REBIND: Duration = Duration::from_secs(2);
 
+/// Time between two attempts while descriptors or memory are short.
+const SHORTAGE: Duration = Duration::from_millis(100);
+
 /// Longest time between two warnings about that.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
@@ -171,17 +174,40 @@ fn run(service: &Service, lock: &File, path: &Path) {
         match waited {
             Ok(Next::End) => return,
             Ok(Next::Again | Next::Yield) => {}
+            // For instance there are no descriptors left for a moment.
             Err(error) => {
-                tracing::warn!(
-                    path = %path.display(),
-                    %error,
-                    "cannot lock; this process will not answer other nodes' look-ups"
-                );
-                services().remove(&service.key);
-                return;
+                if warning.is_due() {
+                    tracing::warn!(
+                        path = %path.display(),
+                        %error,
+                        "cannot lock; this process tries again, and does not answer other nodes' \
+                         look-ups until then"
+                    );
+                }
+                warning.logged();
+                let _not_held = flock(lock, FlockOperation::Unlock);
+                let mut watched = [PollFd::new(&service.wake, PollFlags::IN)];
+                let woken = poll(&mut watched, Timespec::try_from(SHORTAGE).ok().as_ref());
+                if woken.is_ok_and(|count| count > 0) && next_after_wake(service) == Next::End {
+                    return;
+                }
             }
         }
     }
+}
+
+/// Takes a wake-up: the last user has gone, or the addresses have changed.
+fn next_after_wake(service: &Service) -> Next {
+    let mut count = [0; 8];
+    let _ = rustix::io::read(&service.wake, &mut count);
+    let mut services = services();
+    let entry = services.get(&service.key);
+    if entry.is_none_or(|entry| entry.users == 0) {
+        services.remove(&service.key);
+        return Next::End;
+    }
+    // A user returned in the meantime, perhaps with another address.
+    Next::Again
 }
 
 /// Action after serving for a while.
@@ -229,23 +255,33 @@ fn serve(service: &Service, warning: &mut WarningInterval) -> Next {
         ..service.registry.clone()
     };
     let mut sockets = Vec::new();
+    let mut pause = None;
     for address in &binds {
         match bind(*address) {
             Ok(socket) => sockets.push((socket, Responder::new(&registry, address.ip()))),
-            Err(cause) if warning.is_due() => tracing::warn!(
-                node = %service.registry.node(),
-                %address,
-                %cause,
-                "cannot bind the directory port{}; other nodes cannot find this one's endpoints \
-                 at this address until it is free (`port=` in the hosts file chooses another)",
-                holder::suffix(*address)
-            ),
-            Err(_) => {}
+            Err(cause) => {
+                if warning.is_due() {
+                    tracing::warn!(
+                        node = %service.registry.node(),
+                        %address,
+                        %cause,
+                        "cannot bind the directory port{}; other nodes cannot find this one's \
+                         endpoints at this address until it is free (`port=` in the hosts file \
+                         chooses another)",
+                        holder::suffix(*address)
+                    );
+                }
+                let again = if is_shortage(&cause) {
+                    SHORTAGE
+                } else {
+                    REBIND
+                };
+                pause = Some(pause.map_or(again, |pause: Duration| pause.min(again)));
+            }
         }
     }
     warning.logged();
-    let lacks_one = sockets.len() < binds.len();
-    let retry = Timespec::try_from(REBIND).ok().filter(|_| lacks_one);
+    let retry = pause.and_then(|pause| Timespec::try_from(pause).ok());
     loop {
         let mut watched = vec![PollFd::new(&service.wake, PollFlags::IN)];
         for (socket, _) in &sockets {
@@ -262,18 +298,7 @@ fn serve(service: &Service, warning: &mut WarningInterval) -> Next {
         let woken = !watched[0].revents().is_empty();
         drop(watched);
         if woken {
-            let mut count = [0; 8];
-            let _ = rustix::io::read(&service.wake, &mut count);
-            let mut services = services();
-            if services
-                .get(&service.key)
-                .is_none_or(|entry| entry.users == 0)
-            {
-                services.remove(&service.key);
-                return Next::End;
-            }
-            // A user returned in the meantime, perhaps with another address.
-            return Next::Again;
+            return next_after_wake(service);
         }
         for (socket, responder) in &sockets {
             if handle_all(service, socket, responder) {
@@ -281,6 +306,13 @@ fn serve(service: &Service, warning: &mut WarningInterval) -> Next {
             }
         }
     }
+}
+
+/// True if descriptors or memory are short.
+fn is_shortage(cause: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
+    Errno::from_io_error(cause).is_some_and(|error| shortages.contains(&error))
 }
 
 /// Handles all pending packets; true if the agent takes over.
