@@ -170,6 +170,19 @@ pub enum RegistryError {
         /// Permission bits of the parent.
         mode: u32,
     },
+    /// Another user could replace the directory.
+    #[error(
+        "the runtime directory {path} could be replaced by uid {uid}, who owns {parent}; set \
+         DIPOLE_RUNTIME_DIR to a directory elsewhere"
+    )]
+    ForeignParent {
+        /// Path of the runtime directory.
+        path: PathBuf,
+        /// The parent directory.
+        parent: PathBuf,
+        /// User id of the parent's owner.
+        uid: u32,
+    },
     /// The path is a symbolic link, or not a directory.
     #[error(
         "the runtime directory {path} is a symbolic link or not a directory; set \

@@ -58,14 +58,25 @@ pub(crate) fn make_private(path: &Path) -> Result<(), RegistryError> {
     Ok(())
 }
 
-/// Rejects a directory that another user could replace, because its group or everyone can write to
-/// one of its parents.
+/// Rejects a directory that another user could replace, because one of its parents belongs to that
+/// user, or its group or everyone can write to one.
 pub(super) fn check_parents(path: &Path) -> Result<(), RegistryError> {
     let whole = path.canonicalize().map_err(failed("checking", path))?;
+    // In a user namespace root outside of it appears as the overflow uid.
+    let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
+    let overflow = overflow.ok().and_then(|uid| uid.trim().parse().ok());
+    let own_uid = rustix::process::geteuid().as_raw();
+    let trusted = [0, own_uid, overflow.filter(|_| is_mapped()).unwrap_or(0)];
     for parent in whole.ancestors().skip(1) {
-        let mode = std::fs::metadata(parent)
-            .map_err(failed("checking", parent))?
-            .mode();
+        let found = std::fs::metadata(parent).map_err(failed("checking", parent))?;
+        let (mode, uid) = (found.mode(), found.uid());
+        if !trusted.contains(&uid) {
+            return Err(RegistryError::ForeignParent {
+                path: path.to_owned(),
+                parent: parent.to_owned(),
+                uid,
+            });
+        }
         // In a sticky directory such as /tmp only the owner of an entry can replace it.
         if mode & 0o022 != 0 && mode & 0o1000 == 0 {
             return Err(RegistryError::LooseParent {
@@ -76,6 +87,14 @@ pub(super) fn check_parents(path: &Path) -> Result<(), RegistryError> {
         }
     }
     Ok(())
+}
+
+/// True in a user namespace other than the first one.
+fn is_mapped() -> bool {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let mut words = map.split_whitespace();
+    let all = ["0", "0", "4294967295"];
+    !all.iter().all(|word| words.next() == Some(word))
 }
 
 /// Creates the registry's own directory below a checked one, closed to all other users.

@@ -360,6 +360,13 @@ fn a_directory_that_others_can_change_or_own_is_refused() {
             refused,
             RegistryError::ForeignOwner { uid: 65_534, .. }
         ));
+        // The owner of a parent can replace the directory whatever the mode.
+        let below = foreign.join("below");
+        let refused = Registry::open(&below, NodeId(1)).unwrap_err();
+        assert!(
+            matches!(&refused, RegistryError::ForeignParent { uid: 65_534, parent, .. } if parent.ends_with("foreign")),
+            "{refused}"
+        );
     } else {
         eprintln!("SKIPPED: a foreign owner; giving a directory away needs root");
     }
