@@ -468,8 +468,7 @@ impl Endpoint {
     /// [`SendError::Broken`], for the first target that failed; the others have been waited for.
     /// A refusal is reported once by a later send or by this call, even after its edge was closed; while
     /// the target refuses, each call reports it until [`target`](Self::target) is called again.
-    /// [`SendError::NoTarget`]: the endpoint has no targets, and nothing that it sent to addresses is
-    /// unacknowledged or lost.
+    /// [`SendError::NoTarget`]: the endpoint has no targets, and has never sent to an address.
     pub fn drain(&self, timeout: Duration) -> Result<(), SendError> {
         self.check_usable()?;
         let begun = std::time::Instant::now();
@@ -477,9 +476,10 @@ impl Endpoint {
         let id = self.id().0;
         let driver = &self.inner.driver;
         let mut drained = Ok(());
-        let sent_to = driver.with_last(|state, _| state.edges.sent_to(id));
+        let (sent_to, has_sent) =
+            driver.with_last(|state, _| (state.edges.sent_to(id), state.edges.has_sent_to(id)));
         let targets = match self.require_targets() {
-            Err(SendError::NoTarget { .. }) if !sent_to.is_empty() => Vec::new(),
+            Err(SendError::NoTarget { .. }) if has_sent => Vec::new(),
             targets => {
                 self.flush()?;
                 targets?

@@ -4,37 +4,44 @@
 //! Such edges are closed when there are too many or when their process has gone. [`Retired`]
 //! remembers those whose process has not acknowledged everything or has refused something.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{EdgeTable, MAX_CACHED, Stage};
 use crate::address::Address;
 use dipole_engine::{Engine, Target};
 use dipole_proto::EdgeId;
 
-/// Closed edges, by endpoint and id, of which something may be unacknowledged or refused.
+/// Closed edges of which something may be unacknowledged or refused.
 #[derive(Debug, Default)]
-pub(super) struct Retired(FxHashMap<(u32, EdgeId), Target>);
+pub(super) struct Retired {
+    /// By endpoint and id.
+    edges: FxHashMap<(u32, EdgeId), Target>,
+    /// Endpoints of closed edges, whatever became of what was sent.
+    sources: FxHashSet<u32>,
+}
 
 impl Retired {
     fn add(&mut self, engine: &mut Engine, source: u32, target: Target) {
+        self.sources.insert(source);
         if is_settled(engine, source, &target) {
             return;
         }
-        if self.0.len() >= MAX_CACHED {
-            self.0
+        if self.edges.len() >= MAX_CACHED {
+            self.edges
                 .retain(|(source, _), target| !is_settled(engine, *source, target));
         }
         // The limit bounds the memory of callers that never wait: they lose refusals first.
-        if self.0.len() >= MAX_CACHED {
-            self.0.retain(|_, target| !is_acknowledged(engine, target));
+        if self.edges.len() >= MAX_CACHED {
+            self.edges.retain(|_, target| !is_acknowledged(engine, target));
         }
-        if self.0.len() < MAX_CACHED {
-            self.0.insert((source, target.edge), target);
+        if self.edges.len() < MAX_CACHED {
+            self.edges.insert((source, target.edge), target);
         }
     }
 
     pub(super) fn close_endpoint(&mut self, source: u32) {
-        self.0.retain(|(endpoint, _), _| *endpoint != source);
+        self.edges.retain(|(endpoint, _), _| *endpoint != source);
+        self.sources.remove(&source);
     }
 }
 
@@ -60,10 +67,15 @@ impl EdgeTable {
             Stage::Open(target) => Some(target),
             _ => None,
         });
-        let retired = self.retired.0.iter();
+        let retired = self.retired.edges.iter();
         let retired = retired.filter(|((from, _), _)| *from == source);
         let retired = retired.map(|(_, target)| target);
         open.chain(retired).cloned().collect()
+    }
+
+    /// True if an endpoint has sent to an address, even if all those edges are closed.
+    pub(crate) fn has_sent_to(&self, source: u32) -> bool {
+        self.retired.sources.contains(&source) || !self.sent_to(source).is_empty()
     }
 
     /// The loss of what was sent to a target has been reported to the caller.
@@ -76,7 +88,7 @@ impl EdgeTable {
         if is_cached {
             self.forget_cached(engine, source, target.address);
         }
-        self.retired.0.remove(&(source, target.edge));
+        self.retired.edges.remove(&(source, target.edge));
     }
 
     pub(super) fn forget_cached(&mut self, engine: &mut Engine, source: u32, to: Address) {
