@@ -1,7 +1,7 @@
 //! Output of measurements: tables and remarks for people, or JSON objects, one per line.
 
 use std::fmt::{self, Display};
-use std::fs;
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -158,7 +158,7 @@ pub fn fold(text: &str) -> String {
 /// The file of an HTML page, opened before minutes are spent on its contents.
 pub struct PageFile {
     path: PathBuf,
-    file: fs::File,
+    file: File,
 }
 
 impl PageFile {
@@ -167,11 +167,7 @@ impl PageFile {
     /// # Errors
     /// The file cannot be written.
     pub fn open(path: &Path) -> io::Result<PageFile> {
-        let file = fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path);
+        let file = dipole_naming::files::open_output(path);
         Ok(PageFile {
             path: path.to_owned(),
             file: file.map_err(|error| cannot_write(path, &error))?,

@@ -1,7 +1,7 @@
 //! The policy: which users may have rings on which interfaces. It is the administrator's TOML file.
 
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use dipole_bpf::grant::ownership::Caller;
@@ -115,7 +115,10 @@ impl Policy {
             file: file.to_owned(),
             cause,
         };
-        let opened = std::fs::File::open(file).map_err(unreadable)?;
+        // Opening a pipe must not wait for its writer.
+        let mut options = std::fs::File::options();
+        options.read(true).custom_flags(nix::libc::O_NONBLOCK);
+        let opened = options.open(file).map_err(unreadable)?;
         // Metadata of the open file, because the path may be replaced at any moment.
         let facts = opened.metadata().map_err(unreadable)?;
         let own = rustix::process::geteuid().as_raw();

@@ -11,10 +11,11 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use dipole_link::crc32c::crc32c;
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::descriptors::OpenFile;
@@ -236,7 +237,11 @@ impl Image {
             path: path.to_owned(),
             cause,
         };
-        let file = File::open(path).map_err(read)?;
+        // Opening a pipe must not wait for its writer.
+        let mut options = File::options();
+        options.read(true);
+        options.custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+        let file = options.open(path).map_err(read)?;
         let status = file.metadata().map_err(read)?;
         let own = rustix::process::geteuid().as_raw();
         if status.uid() != own || status.mode() & 0o022 != 0 {

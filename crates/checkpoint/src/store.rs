@@ -19,6 +19,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
+
 use crate::image::Identity;
 
 /// A file in the folder that requests a checkpoint.
@@ -127,6 +129,7 @@ impl Store {
             .create(true)
             .truncate(true)
             .mode(0o600)
+            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
             .open(&path)
             .map_err(failed(&path))?;
         Ok(PartFile { path, image, file })

@@ -106,7 +106,8 @@ pub(crate) fn write<T: Serialize>(
         cause,
     })?;
     let temporary = file.with_extension(format!("json.{}", std::process::id()));
-    std::fs::write(&temporary, text + "\n").map_err(failed("write"))?;
+    let text = text + "\n";
+    dipole_naming::files::write(&temporary, text.as_bytes()).map_err(failed("write"))?;
     std::fs::rename(&temporary, &file).map_err(failed("write"))?;
     Ok(file)
 }

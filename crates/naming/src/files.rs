@@ -40,8 +40,12 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// # Errors
 /// As [`open`], or it is longer or cannot be read.
 pub fn read_bytes(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+    read(open(path)?, max_bytes)
+}
+
+fn read(file: File, max_bytes: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let length = open(path)?.take(max_bytes + 1).read_to_end(&mut bytes)?;
+    let length = file.take(max_bytes + 1).read_to_end(&mut bytes)?;
     if length as u64 > max_bytes {
         let text = format!("it is longer than {max_bytes} bytes");
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
@@ -64,12 +68,43 @@ pub fn read_text(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
+/// Reads a file of at most `max_bytes` that this user's group and root can change at most.
+///
+/// # Errors
+/// As [`read_bytes`], or another user could have written it.
+pub fn read_trusted(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+    let file = open(path)?;
+    let facts = file.metadata()?;
+    let own_uid = rustix::process::geteuid().as_raw();
+    let (uid, mode) = (facts.uid(), facts.mode() & 0o7777);
+    let text = if uid != own_uid && uid != 0 {
+        format!("it belongs to uid {uid}")
+    } else if mode & 0o002 != 0 {
+        format!("everyone can change it (mode {mode:04o}); `chmod o-w` it")
+    } else {
+        return read(file, max_bytes);
+    };
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+}
+
 /// Creates a file, or empties one of this user. Refuses links and files of other users: in a
 /// directory that others can write to, such a link could lead anywhere.
 ///
 /// # Errors
 /// It belongs to another user or cannot be created.
 pub fn create(path: &Path) -> io::Result<File> {
+    let file = open_output(path)?;
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(file)
+}
+
+/// Opens a file as [`create`] does, but leaves its content.
+///
+/// # Errors
+/// As [`create`].
+pub fn open_output(path: &Path) -> io::Result<File> {
     let own_uid = rustix::process::geteuid().as_raw();
     // Links such as /dev/stdout belong to root.
     let is_trusted = |uid: u32| uid == own_uid || uid == 0;
@@ -77,6 +112,13 @@ pub fn create(path: &Path) -> io::Result<File> {
         let text = format!("it belongs to uid {uid}; remove it or write to another place");
         io::Error::new(io::ErrorKind::PermissionDenied, text)
     };
+    if let Some(folder) = path.parent()
+        && let Ok(found) = std::fs::symlink_metadata(folder)
+        && found.is_symlink()
+        && !is_trusted(found.uid())
+    {
+        return Err(refused(found.uid()));
+    }
     let mut follows = false;
     if let Ok(found) = std::fs::symlink_metadata(path) {
         if !is_trusted(found.uid()) {
@@ -91,12 +133,9 @@ pub fn create(path: &Path) -> io::Result<File> {
     }
     let file = options.open(path)?;
     let facts = file.metadata()?;
-    if facts.is_file() {
-        // It may have been replaced after the first look.
-        if !is_trusted(facts.uid()) {
-            return Err(refused(facts.uid()));
-        }
-        file.set_len(0)?;
+    // It may have been replaced after the first look.
+    if facts.is_file() && !is_trusted(facts.uid()) {
+        return Err(refused(facts.uid()));
     }
     Ok(file)
 }

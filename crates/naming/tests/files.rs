@@ -69,4 +69,35 @@ fn output_replaces_own_files_and_follows_own_links_only() {
     assert!(files::create(&at("theirs")).is_err());
     assert_eq!(std::fs::read(at("old")).unwrap(), b"by link\n");
     assert_eq!(std::fs::read(at("theirs")).unwrap(), b"kept");
+    // A directory may be a planted link, too.
+    std::fs::create_dir(at("folder")).unwrap();
+    symlink(at("folder"), at("planted folder")).unwrap();
+    std::os::unix::fs::lchown(at("planted folder"), Some(12345), None).unwrap();
+    let error = files::create(&at("planted folder/new")).unwrap_err();
+    assert!(error.to_string().contains("uid 12345"), "{error}");
+    assert!(!at("folder/new").exists());
+}
+
+#[test]
+fn files_whose_content_is_trusted_must_not_be_writable_by_everyone() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    files::write(&file, b"content").unwrap();
+    let set = |mode| {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(&file, mode).unwrap();
+    };
+    // With the umask 002 files are writable by the user's own group.
+    set(0o664);
+    assert_eq!(files::read_trusted(&file, 7).unwrap(), b"content");
+    assert!(files::read_trusted(&file, 6).is_err(), "it is too long");
+    set(0o666);
+    let error = files::read_trusted(&file, 7).unwrap_err().to_string();
+    assert!(error.contains("chmod o-w"), "{error}");
+    if rustix::process::geteuid().is_root() {
+        set(0o600);
+        std::os::unix::fs::chown(&file, Some(12345), None).unwrap();
+        let error = files::read_trusted(&file, 7).unwrap_err().to_string();
+        assert!(error.contains("uid 12345"), "{error}");
+    }
 }

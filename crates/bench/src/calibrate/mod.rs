@@ -20,7 +20,6 @@ mod table;
 mod wire;
 
 use std::error::Error;
-use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -453,7 +452,7 @@ fn save_samples(file: &Path, rounds: &[Vec<Sample>]) -> Result<(), ProfileError>
                 text.push(b'\n');
             }
         }
-        fs::write(file, text)
+        dipole_naming::files::write(file, &text)
     };
     write().map_err(|cause| ProfileError::File {
         file: file.to_owned(),

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use dipole_checkpoint::{Interval, Set, Store};
 use dipole_naming::environment::variable;
+use dipole_naming::files;
 use dipole_naming::key::random_bytes;
 use serde_json::json;
 
@@ -175,7 +176,9 @@ impl JobCheckpoints {
     /// The programs of the job, as it was started first.
     pub(crate) fn programs(&self) -> Result<Vec<Program>, RunError> {
         let path = self.store.folder().join(JOB_FILE);
-        let text = fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?));
+        // Its programs will run, so another user must not have written it.
+        let text = files::read_trusted(&path, files::MAX_TEXT_BYTES)
+            .and_then(|text| Ok(serde_json::from_slice(&text)?));
         text.map_err(|cause| RunError::Checkpoint(format!("{}: {cause}", path.display())))
     }
 
@@ -265,7 +268,7 @@ impl Launch {
         builder.recursive(true).mode(0o700);
         builder.create(folder).map_err(failed)?;
         let text = serde_json::to_vec(programs).map_err(std::io::Error::other);
-        fs::write(folder.join(JOB_FILE), text.map_err(failed)?).map_err(failed)?;
+        files::write(&folder.join(JOB_FILE), &text.map_err(failed)?).map_err(failed)?;
         match &checkpoints.from {
             Some(set) => self.print_message(format!(
                 "job {id:016x} continues from checkpoint {}",
