@@ -88,7 +88,9 @@ impl Session {
         for (index, lane) in self.lanes.iter().enumerate() {
             if lane.path.is_proven() {
                 self.sizing.asked |= 1 << index;
-                let probes = lengths.iter().map(|bytes| (index, *bytes));
+                // The shortest leaves first: in descending order the link may join them into one packet for
+                // segmentation offload, which virtual bridges forward whatever their MTU.
+                let probes = lengths.iter().rev().map(|bytes| (index, *bytes));
                 self.sizing.due.extend(probes);
             }
         }
