@@ -170,39 +170,6 @@ fn paths_with_the_smallest_mtu_of_ipv4_work() {
 }
 
 #[test]
-fn no_probe_can_be_joined_with_the_one_before_it() {
-    let (mut wire, edge) = connected(10, &jumbo());
-    let mut stream = Stream::new(edge, |_| 20_000);
-    stream.more(&mut wire, 10);
-    wire.longest_on = Some((0, 1300));
-    wire.seen = Some(Vec::new());
-    stream.more(&mut wire, 10);
-    // Segmentation offload joins packets to one address if none is longer than the first. Control
-    // packets longer than 548 bytes are probes.
-    let is_probe = |bytes: &[u8]| {
-        let header = Header::parse(bytes).expect("ours");
-        header.kind == Kind::Ack && bytes.len() > 548
-    };
-    let seen = wire.seen.take().expect("recorded");
-    let mut pairs = 0;
-    for pair in seen.windows(2) {
-        let [(_, first, before), (_, second, after)] = pair else {
-            unreachable!("two")
-        };
-        if first == second && is_probe(before) && is_probe(after) {
-            pairs += 1;
-            assert!(
-                after.len() > before.len(),
-                "{} {}",
-                before.len(),
-                after.len()
-            );
-        }
-    }
-    assert!(pairs >= 4, "{pairs}");
-}
-
-#[test]
 fn a_path_that_carries_less_than_ipv4_promises_is_reported_and_used_again_later() {
     let (mut wire, edge) = connected(9, &jumbo());
     let mut stream = Stream::new(edge, |_| 20_000);
