@@ -88,9 +88,7 @@ impl Session {
         for (index, lane) in self.lanes.iter().enumerate() {
             if lane.path.is_proven() {
                 self.sizing.asked |= 1 << index;
-                // The shortest leaves first: in descending order the link may join them into one packet for
-                // segmentation offload, which virtual bridges forward whatever their MTU.
-                let probes = lengths.iter().rev().map(|bytes| (index, *bytes));
+                let probes = lengths.iter().map(|bytes| (index, *bytes));
                 self.sizing.due.extend(probes);
             }
         }
