@@ -6,9 +6,8 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::wire::MIN_PACKET_BYTES;
 
-/// A packet length that every path is assumed to carry: the payload of UDP in 576 bytes, the longest
-/// IPv4 packet that each host must accept.
-pub(crate) const PATH_PACKET_BYTES: usize = 576 - 20 - 8;
+/// A packet length that every path is assumed to carry.
+const PATH_PACKET_BYTES: usize = 1200;
 /// The longest packet (UDP payload) in a jumbo frame.
 pub const MAX_PACKET_BYTES: usize = 8972;
 /// Default maximum length of a message, however it is sent.
@@ -27,8 +26,7 @@ pub struct Config {
     /// Longest packet to accept and to send, with its trailer.
     pub packet_bytes: usize,
     /// A length that every path is assumed to carry. Packets do not get shorter than this, and units
-    /// that are too long for their path are sent in parts of this length. It is raised if a unit would
-    /// have too many parts.
+    /// that are too long for their path are sent in parts of this length.
     pub base_packet_bytes: usize,
     /// Frames for units in flight to all peers together (n of the thesis, for sending).
     pub frames: u32,

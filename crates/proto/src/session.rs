@@ -35,7 +35,7 @@ use crate::parts::Assemblies;
 use crate::send::{SendWindow, Slot};
 use crate::shared::Shared;
 use crate::time::Instant;
-use crate::wire::{Address, HEADER_BYTES, Hello, Part, SHARE_BYTES, Trailer};
+use crate::wire::{Address, Hello, SHARE_BYTES, Trailer};
 use acks::Acks;
 use control_lane::ControlLane;
 use flow::FlowReports;
@@ -253,10 +253,7 @@ impl Session {
         });
         let most = shared.config.packet_bytes;
         let most = most.min(usize::from(hello.max_packet_bytes));
-        // The longest unit must not have more parts than a header can number.
-        let around = HEADER_BYTES + self.keys.seals.out.bytes();
-        let least = around + most.saturating_sub(around).div_ceil(Part::MOST);
-        self.sizing = Sizing::new(least.max(shared.config.base_packet_bytes), most);
+        self.sizing = Sizing::new(shared.config.base_packet_bytes, most);
         let usual = shared.config.session_packets;
         self.pace = Pace::new(shared.config.frames, usual);
         self.pace.grant(hello.window_packets);

@@ -8,14 +8,11 @@
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
-use crate::wire::{MAX_LANES, MIN_PACKET_BYTES};
+use crate::wire::MAX_LANES;
 
-/// Lengths that are probed in addition to the limits: jumbo frames, half of that, Ethernet, Ethernet
-/// minus the headers of common tunnels, the least MTU of IPv6, and an MTU of 1000 bytes.
-const LADDER: [u16; 6] = [8972, 4000, 1472, 1392, 1200, 952];
-/// A probe that shows whether shorter packets than the least size get through.
-#[allow(clippy::cast_possible_truncation, reason = "256")]
-const SHORT_PROBE: u16 = MIN_PACKET_BYTES as u16;
+/// Lengths that are probed in addition to the limits: jumbo frames, half of that, Ethernet, and
+/// Ethernet minus the headers of common tunnels.
+const LADDER: [u16; 4] = [8972, 4000, 1472, 1392];
 /// After this many lost long packets in a row, without an arrival of that length, a length is
 /// suspect.
 const MISSES: u8 = 4;
@@ -36,8 +33,6 @@ pub(crate) struct RoundResult {
     pub(crate) changed: bool,
     /// Lanes that answered only probes shorter than the size, one bit for each index.
     pub(crate) too_short: u16,
-    /// Only packets shorter than the least size get through. Reported once, until longer ones do.
-    pub(crate) is_too_narrow: bool,
 }
 
 /// Packet length towards one peer.
@@ -49,8 +44,6 @@ pub(crate) struct PacketSize {
     misses: u8,
     /// Length of the shortest lost packet.
     shortest_missed: u16,
-    /// The path was found to carry less than the least size.
-    is_too_narrow: bool,
     round: Option<Round>,
 }
 
@@ -65,7 +58,6 @@ impl PacketSize {
             current: most,
             misses: 0,
             shortest_missed: u16::MAX,
-            is_too_narrow: false,
             round: None,
         }
     }
@@ -96,13 +88,7 @@ impl PacketSize {
 
     /// A packet was lost. Returns true if its length is suspect now.
     pub(crate) fn lost(&mut self, bytes: u16) -> bool {
-        // Every path should carry the least size, so packets as short are lost for other reasons. If
-        // nothing longer is sent, the path may be worse.
-        let blameless = match self.current == self.least {
-            true => SHORT_PROBE,
-            false => self.least,
-        };
-        if bytes <= blameless || bytes > self.current {
+        if bytes <= self.least || bytes > self.current {
             return false;
         }
         self.shortest_missed = self.shortest_missed.min(bytes);
@@ -113,7 +99,6 @@ impl PacketSize {
     fn forget_misses(&mut self) {
         self.misses = 0;
         self.shortest_missed = u16::MAX;
-        self.is_too_narrow = false;
     }
 
     /// Begins a round. Returns the lengths of its probes.
@@ -129,7 +114,6 @@ impl PacketSize {
                 true => (current + 1..=most).contains(bytes),
                 false => (least..=current).contains(bytes),
             })
-            .chain((!upwards && SHORT_PROBE < least).then_some(SHORT_PROBE))
             .collect();
         lengths.sort_unstable();
         lengths.dedup();
@@ -157,18 +141,13 @@ impl PacketSize {
             let least = answers.map(|(_, bytes)| bytes).min().unwrap_or(0);
             return RoundResult {
                 changed: self.change(least.min(self.most), least > self.current),
-                ..RoundResult::default()
+                too_short: 0,
             };
         }
         let most = answers.clone().map(|(_, bytes)| bytes).max().unwrap_or(0);
         // Without any answer the peer or the path is silent, whatever the length.
         if self.misses < MISSES || most < self.least {
-            let is_too_narrow = self.misses >= MISSES && most > 0;
-            let was_too_narrow = core::mem::replace(&mut self.is_too_narrow, is_too_narrow);
-            return RoundResult {
-                is_too_narrow: is_too_narrow && !was_too_narrow,
-                ..RoundResult::default()
-            };
+            return RoundResult::default();
         }
         let changed = self.change(most, most < self.current);
         self.forget_misses();
@@ -176,7 +155,6 @@ impl PacketSize {
         RoundResult {
             changed,
             too_short: too_short.fold(0, |lanes, (lane, _)| lanes | 1 << lane),
-            is_too_narrow: false,
         }
     }
 
@@ -225,8 +203,7 @@ mod tests {
     #[test]
     fn the_size_falls_to_the_longest_answered_probe() {
         let mut size = suspect();
-        let expected = [SHORT_PROBE, 1200, 1392, 1472, 4000, 8972];
-        assert_eq!(size.begin_round(false), expected);
+        assert_eq!(size.begin_round(false), [1200, 1392, 1472, 4000, 8972]);
         size.answered(0, 1200);
         size.answered(0, 1472);
         assert!(size.end_round(1).changed);
@@ -252,29 +229,6 @@ mod tests {
         assert_eq!((outcome.changed, outcome.too_short), (false, 1));
         assert!(!size.lost(8972), "the count starts again");
         assert_eq!(size.bytes(), 8972);
-    }
-
-    #[test]
-    fn a_path_for_short_packets_only_is_reported_once_until_it_carries_more() {
-        let mut size = suspect();
-        for is_news in [true, false, false] {
-            let _lengths = size.begin_round(false);
-            size.answered(0, SHORT_PROBE);
-            let outcome = size.end_round(1);
-            assert_eq!((outcome.changed, outcome.is_too_narrow), (false, is_news));
-            assert!(size.lost(8972), "it is tried again");
-        }
-        size.arrived(8972);
-        assert_eq!(size.bytes(), 8972);
-        // At the least size the path may get worse.
-        let mut size = PacketSize::new(548, 1472);
-        while size.refused(size.bytes()) {}
-        assert!(!size.lost(SHORT_PROBE));
-        let suspects: Vec<bool> = (0..4).map(|_| size.lost(500)).collect();
-        assert_eq!(suspects, [false, false, false, true]);
-        assert_eq!(size.begin_round(false), [SHORT_PROBE, 548]);
-        size.answered(0, SHORT_PROBE);
-        assert!(size.end_round(1).is_too_narrow);
     }
 
     #[test]

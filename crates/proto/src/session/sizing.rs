@@ -105,13 +105,6 @@ impl Session {
             if outcome.changed {
                 self.size_changed(now, shared);
             }
-            if outcome.is_too_narrow {
-                let bytes = self.sizing.size.least_bytes();
-                shared.event(Event::Paths {
-                    peer: self.id,
-                    change: PathChange::TooNarrow { bytes },
-                });
-            }
             for index in 0..self.lanes.len() {
                 let mut lanes = self.lanes.iter().enumerate();
                 let spare = lanes.any(|(other, lane)| other != index && lane.path.is_proven());
