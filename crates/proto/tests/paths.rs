@@ -279,6 +279,26 @@ fn a_bye_uses_a_lane_that_answers() {
 }
 
 #[test]
+fn a_message_tries_all_lanes_while_none_answers() {
+    for outage_ms in [800, 1200] {
+        let (mut wire, edge) = connected([&[0, 1], &[0, 1]]);
+        send_megabytes(&mut wire, edge, 2);
+        wire.dead_networks = vec![0, 1];
+        let now = wire.now;
+        let sent = wire.hosts[0].send(now, edge, b"by which interface?");
+        sent.expect("credit");
+        wire.run(outage_ms * 1_000_000, |_| false);
+        // All lanes have time-outs. The pauses between attempts are about half a second.
+        wire.dead_networks = vec![0];
+        let begun = wire.now;
+        let arrived = |wire: &mut Wire| wire.hosts[0].machine.is_acknowledged(edge.peer);
+        assert!(wire.run(10 * SECOND, arrived));
+        let took_ns = wire.now.since(begun);
+        assert!(took_ns < SECOND, "{took_ns} ns after {outage_ms} ms");
+    }
+}
+
+#[test]
 fn an_unsolicited_echo_proves_nothing() {
     let (mut wire, edge) = connected([&[0, 5], &[0, 5]]);
     wire.dead_networks = vec![5];

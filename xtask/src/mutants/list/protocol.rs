@@ -136,7 +136,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "detours-by-one-lane",
         effect: "if all lanes are suspect, retransmissions use the first one, even if it is dead",
         file: "crates/proto/src/session/lane_choice.rs",
-        suite: Suite::Simulator,
+        suite: Suite::Test("dipole-proto", "paths", ""),
         snippet: "let first = before.map_or(first, |index| index + 1);",
         replacement: "let _piece = before;",
     },
