@@ -32,7 +32,8 @@ impl Retired {
         }
         // The limit bounds the memory of callers that never wait: they lose refusals first.
         if self.edges.len() >= MAX_CACHED {
-            self.edges.retain(|_, target| !is_acknowledged(engine, target));
+            self.edges
+                .retain(|_, target| !is_acknowledged(engine, target));
         }
         if self.edges.len() < MAX_CACHED {
             self.edges.insert((source, target.edge), target);
