@@ -9,11 +9,11 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use dipole_naming::registry::is_shortage;
 use dipole_naming::threads;
 use dipole_node::NodeId;
 use dipole_node::hosts::Host;
 use dipole_node::job::Starter;
-use rustix::io::Errno;
 
 use super::budget::Budget;
 use super::message::{self, ToLauncher, ToShim, skip_to_banner};
@@ -256,10 +256,8 @@ fn is_here(host: &Host, reach: &Reach<'_>) -> io::Result<bool> {
         // An address that can be bound belongs to this machine.
         None if !reach.shell.is_empty() => false,
         None => match UdpSocket::bind((host.address, 0)) {
-            // Another address may fail, too, and says nothing about this one.
-            Err(cause) if cause.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => {
-                return Err(cause);
-            }
+            // Any address fails during a shortage.
+            Err(cause) if is_shortage(&cause) => return Err(cause),
             bound => bound.is_ok(),
         },
     })

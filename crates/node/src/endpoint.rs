@@ -476,10 +476,10 @@ impl Endpoint {
         let id = self.id().0;
         let driver = &self.inner.driver;
         let mut drained = Ok(());
-        let (sent_to, has_sent) =
-            driver.with_last(|state, _| (state.edges.sent_to(id), state.edges.has_sent_to(id)));
+        let (sent_to, has_retired) =
+            driver.with_last(|state, _| (state.edges.sent_to(id), state.edges.has_retired(id)));
         let targets = match self.require_targets() {
-            Err(SendError::NoTarget { .. }) if has_sent => Vec::new(),
+            Err(SendError::NoTarget { .. }) if has_retired || !sent_to.is_empty() => Vec::new(),
             targets => {
                 self.flush()?;
                 targets?

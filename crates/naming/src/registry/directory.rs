@@ -28,7 +28,7 @@ use rustix::fs::FlockOperation;
 use super::folder::{failed, flock, open_lock};
 use super::messages::ProbeLength;
 use super::responder::{Action, Responder, bind};
-use super::{Registry, RegistryError, directory_lock, holder};
+use super::{Registry, RegistryError, directory_lock, holder, is_shortage};
 use crate::envelope::Authenticator;
 
 /// Time between two attempts to bind a port that another process holds.
@@ -306,13 +306,6 @@ fn serve(service: &Service, warning: &mut WarningInterval) -> Next {
             }
         }
     }
-}
-
-/// True if descriptors or memory are short.
-fn is_shortage(cause: &io::Error) -> bool {
-    use rustix::io::Errno;
-    let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
-    Errno::from_io_error(cause).is_some_and(|error| shortages.contains(&error))
 }
 
 /// Handles all pending packets; true if the agent takes over.

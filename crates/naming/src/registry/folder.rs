@@ -62,15 +62,11 @@ pub(crate) fn make_private(path: &Path) -> Result<(), RegistryError> {
 /// user, or its group or everyone can write to one.
 pub(super) fn check_parents(path: &Path) -> Result<(), RegistryError> {
     let whole = path.canonicalize().map_err(failed("checking", path))?;
-    // In a user namespace root outside of it appears as the overflow uid.
-    let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
-    let overflow = overflow.ok().and_then(|uid| uid.trim().parse().ok());
     let own_uid = rustix::process::geteuid().as_raw();
-    let trusted = [0, own_uid, overflow.filter(|_| is_mapped()).unwrap_or(0)];
     for parent in whole.ancestors().skip(1) {
         let found = std::fs::metadata(parent).map_err(failed("checking", parent))?;
         let (mode, uid) = (found.mode(), found.uid());
-        if !trusted.contains(&uid) {
+        if uid != 0 && uid != own_uid && !is_root_outside(uid) {
             return Err(RegistryError::ForeignParent {
                 path: path.to_owned(),
                 parent: parent.to_owned(),
@@ -89,12 +85,13 @@ pub(super) fn check_parents(path: &Path) -> Result<(), RegistryError> {
     Ok(())
 }
 
-/// True in a user namespace other than the first one.
-fn is_mapped() -> bool {
+/// True if this process is in a user namespace, where root outside of it appears as this uid.
+fn is_root_outside(uid: u32) -> bool {
+    let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
+    let overflow = overflow.ok().and_then(|uid| uid.trim().parse().ok());
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    let mut words = map.split_whitespace();
-    let all = ["0", "0", "4294967295"];
-    !all.iter().all(|word| words.next() == Some(word))
+    let has_all = map.split_whitespace().eq(["0", "0", "4294967295"]);
+    overflow == Some(uid) && !has_all
 }
 
 /// Creates the registry's own directory below a checked one, closed to all other users.

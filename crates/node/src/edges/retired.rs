@@ -74,9 +74,9 @@ impl EdgeTable {
         open.chain(retired).cloned().collect()
     }
 
-    /// True if an endpoint has sent to an address, even if all those edges are closed.
-    pub(crate) fn has_sent_to(&self, source: u32) -> bool {
-        self.retired.sources.contains(&source) || !self.sent_to(source).is_empty()
+    /// True if an endpoint has sent to an address to which its edge is closed, whatever became of that.
+    pub(crate) fn has_retired(&self, source: u32) -> bool {
+        self.retired.sources.contains(&source)
     }
 
     /// The loss of what was sent to a target has been reported to the caller.
