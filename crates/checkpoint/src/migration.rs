@@ -136,18 +136,26 @@ impl Store {
     /// Reads a note, if it is there.
     #[must_use]
     pub fn read<T: DeserializeOwned>(&self, note: Note) -> Option<T> {
-        // A network file system then compares what it remembers with the server.
-        let _refreshed = File::open(self.folder());
-        let bytes = fs::read(self.note(note)).ok()?;
-        postcard::from_bytes(&bytes).ok()
+        self.refresh();
+        read(&self.note(note))
     }
 
     /// Reads and removes a note. Of several processes only one gets it.
     #[must_use]
     pub fn take_note<T: DeserializeOwned>(&self, note: Note) -> Option<T> {
-        let content = self.read(note);
-        fs::remove_file(self.note(note)).ok()?;
+        self.refresh();
+        let path = self.note(note);
+        // Only what was renamed is removed: not a note that is left between a look and a removal.
+        let taken = path.with_extension(format!("{}-taken", std::process::id()));
+        fs::rename(&path, &taken).ok()?;
+        let content = read(&taken);
+        let _removed = fs::remove_file(&taken);
         content
+    }
+
+    /// Lets a network file system compare what it remembers of the folder with the server.
+    fn refresh(&self) {
+        let _opened = File::open(self.folder());
     }
 
     /// Removes the notes of former migrations, which no rank needs once it takes part in the one with
@@ -155,7 +163,8 @@ impl Store {
     pub fn remove_former_notes(&self, number: u64) {
         let present = format!("migration-{number:x}-");
         let is_former = |path: &Path| {
-            let name = path.file_name().map(|name| name.to_string_lossy());
+            // The stem is also that of a note which is being left or taken.
+            let name = path.file_stem().map(|name| name.to_string_lossy());
             // `dipole migrate` removes the answer.
             name.is_some_and(|name| {
                 name.starts_with("migration-")
@@ -172,6 +181,10 @@ impl Store {
     }
 }
 
+fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    postcard::from_bytes(&fs::read(path).ok()?).ok()
+}
+
 /// Ends this process without the handlers of the program: its image goes on elsewhere, with all that
 /// they would write.
 pub fn end_without_handlers() -> ! {
@@ -181,6 +194,8 @@ pub fn end_without_handlers() -> ! {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     #[test]
@@ -198,13 +213,43 @@ mod tests {
         store.leave(Note::Request, &9_u64).unwrap();
         let answer = Answer::Err("no".to_owned());
         store.leave(Note::Answer(8), &answer).unwrap();
+        let half_left = store.note(Note::Request).with_extension("1");
+        fs::write(&half_left, "").unwrap();
         store.remove_former_notes(7);
+        assert!(half_left.exists());
         assert_eq!(store.read(Note::Arrived(7, 3)), Some(()));
         assert_eq!(store.read::<()>(Note::Arrived(0x77, 3)), None);
         assert_eq!(store.read::<bool>(Note::Decision(8)), None);
         assert_eq!(store.read(Note::Answer(8)), Some(answer));
         assert_eq!(store.read(Note::Request), Some(9_u64));
         assert!(store.sets().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_note_that_is_left_while_another_process_looks_is_not_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::new(folder.path().to_owned());
+        std::thread::scope(|scope| {
+            let taker = scope.spawn(|| {
+                let deadline = Instant::now() + Duration::from_secs(60);
+                let mut taken = 0;
+                while taken < 3000 && Instant::now() < deadline {
+                    let Some(number) = store.take_note::<u32>(Note::Order) else {
+                        continue;
+                    };
+                    assert_eq!(number, taken);
+                    taken += 1;
+                }
+                taken
+            });
+            for number in 0..3000_u32 {
+                store.leave(Note::Order, &number).unwrap();
+                while store.note(Note::Order).exists() && !taker.is_finished() {
+                    std::thread::yield_now();
+                }
+            }
+            assert_eq!(taker.join().unwrap(), 3000);
+        });
     }
 
     #[test]
