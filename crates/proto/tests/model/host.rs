@@ -1,6 +1,7 @@
 //! One process of the model: the real machine, its frames, and an application with blocking threads
 //! that respects or violates the first rule of the thesis.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
@@ -8,10 +9,12 @@ use std::rc::Rc;
 use dipole_proto::wire::{self, Address, LaneAddress, Payloads};
 use dipole_proto::{
     Config, DropReason, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine, MessageStart,
-    PeerId, Seal, Slot, Transmit, UnitState, config,
+    PeerId, Seal, Slot, Transmit, UnitState, View, config,
 };
+use siphasher::sip128::{Hasher128, SipHasher13};
 
 use super::scenario::{Scenario, Thread};
+use super::shared::Part;
 
 /// Payload of every message: its sender and its number.
 pub const PAYLOAD_BYTES: u64 = 2;
@@ -116,6 +119,14 @@ pub struct Progress {
     pub read: u8,
 }
 
+/// The state of a machine, without what differs between states that behave alike.
+pub struct Observed {
+    /// The session; `None` if there is none.
+    pub view: Option<View>,
+    /// Hash of the rest.
+    pub digest: u128,
+}
+
 #[derive(Clone)]
 pub struct Host {
     pub index: u8,
@@ -137,6 +148,16 @@ pub struct Host {
     /// Sessions that have begun and ended, to check the handshake.
     pub gone: u8,
     pub open: bool,
+    /// Derived from the rest when it is needed.
+    observed: OnceCell<Rc<Observed>>,
+    due: OnceCell<Option<bool>>,
+}
+
+impl Part for Host {
+    fn forget_derived(&mut self) {
+        self.observed.take();
+        self.due.take();
+    }
 }
 
 pub fn home(index: u8) -> Address {
@@ -182,6 +203,8 @@ impl Host {
             incarnation,
             gone: 0,
             open: false,
+            observed: OnceCell::new(),
+            due: OnceCell::new(),
         }
     }
 
@@ -223,8 +246,21 @@ impl Host {
 
     /// Time of the next timer, immediate or later; `None` if no timer runs.
     pub fn due(&self) -> Option<bool> {
-        let deadline = self.machine.clone().next_deadline()?;
-        (deadline.since(self.now) < FAR_NS).then_some(deadline <= self.now)
+        *self.due.get_or_init(|| {
+            let deadline = self.machine.clone().next_deadline()?;
+            (deadline.since(self.now) < FAR_NS).then_some(deadline <= self.now)
+        })
+    }
+
+    pub fn observed(&self) -> &Observed {
+        self.observed.get_or_init(|| {
+            let mut hasher = SipHasher13::new();
+            self.machine.hash_shared(&mut hasher);
+            let view = |peer| self.machine.view(self.now, peer, &mut hasher);
+            let view = self.peer.and_then(view);
+            let digest = hasher.finish128().as_u128();
+            Rc::new(Observed { view, digest })
+        })
     }
 
     /// Waits until the next timer. Returns false if none runs.
@@ -454,11 +490,10 @@ impl Host {
         if self.machine.peers().count() > 1 {
             return Err("two sessions with one peer".into());
         }
-        let Some(peer) = self.peer else {
+        if self.peer.is_none() {
             return Ok(());
-        };
-        let mut nothing = std::hash::DefaultHasher::new();
-        let Some(view) = self.machine.view(self.now, peer, &mut nothing) else {
+        }
+        let Some(view) = &self.observed().view else {
             return Err("the session was forgotten without an event".into());
         };
         let on_way = view

@@ -19,12 +19,9 @@ const GAP: u64 = 2;
 
 pub fn normalize(world: &mut World) -> u128 {
     let mut hasher = SipHasher13::new();
-    let views = [0, 1].map(|index| {
-        let host = &world.hosts[index];
-        host.machine.hash_shared(&mut hasher);
-        host.peer
-            .and_then(|peer| host.machine.view(host.now, peer, &mut hasher))
-    });
+    let observed = [0, 1].map(|index| world.hosts[index].observed());
+    let views = observed.map(|it| it.view.as_ref());
+    observed.map(|it| it.digest).hash(&mut hasher);
     let parsed: Vec<Option<Parsed<'_>>> = world.network.iter().map(Parsed::new).collect();
     let ranks = [0, 1].map(|from| Ranks::new(from, &views, &parsed));
     for index in 0..2 {
@@ -77,16 +74,16 @@ impl<'a> Parsed<'a> {
         (self.header.lane != CONTROL_LANE).then_some(u64::from(self.header.number))
     }
 
-    fn hash(&self, views: &[Option<View>; 2], ranks: &[Ranks; 2], hasher: &mut impl Hasher) {
+    fn hash(&self, views: &[Option<&View>; 2], ranks: &[Ranks; 2], hasher: &mut impl Hasher) {
         let header = &self.header;
         let to = 1 - self.from;
         (header.kind as u8, header.flags, header.connection).hash(hasher);
         header.unit.hash(hasher);
-        let base = views[to].as_ref().map_or(0, |view| view.base);
+        let base = views[to].map_or(0, |view| view.base);
         u64::from(header.unit_next).max(base).hash(hasher);
         match self.number() {
             Some(number) => {
-                let next = incoming(&views[to]).map_or(0, |lane| lane.next);
+                let next = incoming(views[to]).map_or(0, |lane| lane.next);
                 if number < next {
                     // It is dropped in any case, and its floor is not new.
                     u64::MAX.hash(hasher);
@@ -96,7 +93,6 @@ impl<'a> Parsed<'a> {
                 }
             }
             None => views[to]
-                .as_ref()
                 .is_some_and(|view| view.knows_control(u64::from(header.number)))
                 .hash(hasher),
         }
@@ -133,11 +129,11 @@ impl<'a> Parsed<'a> {
     }
 }
 
-fn outgoing(view: &Option<View>) -> Option<&LaneView> {
-    view.as_ref()?.lanes.first()
+fn outgoing(view: Option<&View>) -> Option<&LaneView> {
+    view?.lanes.first()
 }
 
-fn incoming(view: &Option<View>) -> Option<&LaneView> {
+fn incoming(view: Option<&View>) -> Option<&LaneView> {
     outgoing(view)
 }
 
@@ -149,15 +145,15 @@ struct Ranks {
 }
 
 impl Ranks {
-    fn new(from: usize, views: &[Option<View>; 2], packets: &[Option<Parsed<'_>>]) -> Ranks {
+    fn new(from: usize, views: &[Option<&View>; 2], packets: &[Option<Parsed<'_>>]) -> Ranks {
         let mut numbers = Vec::new();
         let mut floor = 0;
-        if let Some(lane) = outgoing(&views[from]) {
+        if let Some(lane) = outgoing(views[from]) {
             floor = lane.floor;
             numbers.extend([lane.floor, lane.floor + lane.units.len() as u64]);
             numbers.push(lane.arrived.max(lane.floor));
         }
-        if let Some(view) = &views[from] {
+        if let Some(view) = views[from] {
             for unit in &view.units {
                 let parts = unit.parts.iter().map(|(state, _)| *state);
                 for state in parts.chain([unit.state]) {
@@ -168,7 +164,7 @@ impl Ranks {
             }
         }
         let mut next = 0;
-        if let Some(lane) = incoming(&views[1 - from]) {
+        if let Some(lane) = incoming(views[1 - from]) {
             next = lane.next;
             numbers.extend([lane.next, lane.top, lane.requested_below.max(lane.next)]);
             for hole in &lane.missing {
@@ -231,7 +227,7 @@ impl Ranks {
 fn hash_host(
     world: &World,
     index: usize,
-    views: &[Option<View>; 2],
+    views: &[Option<&View>; 2],
     ranks: &[Ranks; 2],
     hasher: &mut impl Hasher,
 ) {
@@ -239,7 +235,7 @@ fn hash_host(
     (&host.progress, &host.inbox, &host.held, &host.buffers).hash(hasher);
     host.edges.hash(hasher);
     (host.incarnation, host.gone, host.open, host.peer).hash(hasher);
-    let Some(view) = &views[index] else {
+    let Some(view) = views[index] else {
         return;
     };
     let age = |at: Instant| host.now.since(at).min(view.round_trip_ns);
@@ -271,7 +267,7 @@ fn hash_host(
     for timer in view.timers {
         timer.since(host.now).min(FAR_NS).hash(hasher);
     }
-    let other = incoming(&views[1 - index]);
+    let other = incoming(views[1 - index]);
     if let (Some(lane), Some(other)) = (view.lanes.first(), other) {
         let own = &ranks[index];
         let end = lane.floor + lane.units.len() as u64;

@@ -9,6 +9,7 @@ pub mod key;
 pub mod memory;
 pub mod pipes;
 pub mod scenario;
+pub mod shared;
 pub mod world;
 
 use explore::{Graph, System, explore};

@@ -2,6 +2,7 @@
 //! step handles the next record of a ring, performs a call of an application, or copies a long
 //! message. Then everything is pushed for which there is room.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::Hash;
 use std::rc::Rc;
@@ -16,6 +17,7 @@ mod process;
 use super::action::Action;
 use super::explore::{GONE, System};
 use super::memory::{Ask, Asking, Owner, data_byte};
+use super::shared::Shared;
 use process::{Fetch, Process, Record};
 
 /// Bytes of a message sent as one record, of an offered message, and of a piece of that.
@@ -102,7 +104,7 @@ pub fn charge(bytes: u64) -> u64 {
 #[derive(Clone)]
 pub struct Pipes {
     exchange: Rc<Exchange>,
-    processes: [Process; 2],
+    processes: [Shared<Process>; 2],
     /// Rings from each process to the other.
     rings: [VecDeque<(Record, u8)>; 2],
     refused_fetches: u8,
@@ -129,7 +131,7 @@ impl Pipes {
         let processes = machines.each_mut().map(|machine| {
             let peer = machine.open_pipe(greetings[1 - index]).expect("room");
             while machine.poll_event().is_some() {}
-            let process = Process {
+            let process = Shared::new(Process {
                 machine: machine.clone(),
                 peer,
                 progress: vec![(0, 0); exchange.threads[index].len()],
@@ -144,7 +146,8 @@ impl Pipes {
                 was_refused: false,
                 owner: Owner::default(),
                 asking: Asking::default(),
-            };
+                digest: OnceCell::new(),
+            });
             index += 1;
             process
         });
@@ -159,7 +162,7 @@ impl Pipes {
             let calls: Vec<Call> = calls.flat_map(|(calls, _)| calls.clone()).collect();
             let asked = world.exchange.threads[1 - index].iter();
             let mut asked = asked.flat_map(|(calls, _)| calls);
-            let process = &mut world.processes[index];
+            let process = &mut *world.processes[index];
             if let Some(Call::Ask { target, .. }) =
                 asked.find(|call| matches!(call, Call::Ask { .. }))
             {
@@ -206,7 +209,7 @@ impl Pipes {
     /// Pushes everything that fits, records before pieces.
     fn pump(&mut self, index: usize) {
         let slots = self.exchange.slots;
-        let process = &mut self.processes[index];
+        let process = &mut *self.processes[index];
         let ring = &mut self.rings[index];
         while ring.len() < slots
             && let Some(record) = process.machine.poll_record(process.peer)
@@ -248,7 +251,7 @@ impl Pipes {
     }
 
     fn take(&mut self, index: usize, record: &Record) -> Result<(), String> {
-        let process = &mut self.processes[index];
+        let process = &mut *self.processes[index];
         let tag = PipeTag::from_word(record.tag).map_err(|error| format!("{error:?}"))?;
         let length = record.bytes.len();
         if tag.kind == PipeKind::Message {
@@ -294,7 +297,7 @@ impl Pipes {
         let marks: Vec<[u8; 2]> = (self.processes[1 - index].kept.iter())
             .map(|kept| kept.mark)
             .collect();
-        let process = &mut self.processes[index];
+        let process = &mut *self.processes[index];
         if refused {
             process.machine.fetch_failed(edge, number, sequence, total);
             return process.events(&[]);
@@ -317,7 +320,7 @@ impl Pipes {
 
     fn call(&mut self, index: usize, thread: usize) {
         let exchange = Rc::clone(&self.exchange);
-        let process = &mut self.processes[index];
+        let process = &mut *self.processes[index];
         let ring = &mut self.rings[index];
         let (position, done) = process.progress[thread];
         let Some(call) = exchange.threads[index][thread].0.get(position) else {
@@ -474,13 +477,7 @@ impl System for Pipes {
     fn normalize(&mut self) -> u128 {
         let mut hasher = SipHasher13::new();
         for (process, ring) in self.processes.iter().zip(&self.rings) {
-            process.machine.hash_shared(&mut hasher);
-            process.machine.hash_pipe(process.peer, &mut hasher);
-            process.progress.hash(&mut hasher);
-            (&process.edges, &process.sent, &process.kept).hash(&mut hasher);
-            (&process.fetches, &process.held, &process.inbox).hash(&mut hasher);
-            (&process.expected, &process.lossy, process.was_refused).hash(&mut hasher);
-            (&process.owner, &process.asking).hash(&mut hasher);
+            process.digest().hash(&mut hasher);
             for (record, _) in ring {
                 record.hash(&mut hasher);
             }

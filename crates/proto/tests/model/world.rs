@@ -9,6 +9,7 @@ use super::explore::{GONE, System};
 use super::host::{Host, home};
 use super::key;
 use super::scenario::Scenario;
+use super::shared::Shared;
 
 #[derive(Clone)]
 pub struct Flight {
@@ -27,7 +28,7 @@ impl Flight {
 #[derive(Clone)]
 pub struct World {
     pub scenario: Rc<Scenario>,
-    pub hosts: [Host; 2],
+    pub hosts: [Shared<Host>; 2],
     /// Packets in canonical order, after [`World::normalize`].
     pub network: Vec<Flight>,
     pub drops: u8,
@@ -40,7 +41,8 @@ pub struct World {
 impl World {
     /// The first state: hosts with a session, unless the scenario starts with the handshake.
     pub fn new(scenario: Scenario) -> World {
-        let hosts = [0, 1].map(|index| Host::new(index, 1000 + u64::from(index), &scenario));
+        let host = |index| Host::new(index, 1000 + u64::from(index), &scenario);
+        let hosts = [0, 1].map(|index| Shared::new(host(index)));
         let mut world = World {
             hosts,
             network: Vec::new(),
@@ -195,7 +197,7 @@ impl System for World {
                 let index = usize::from(host);
                 let incarnation = self.hosts[index].incarnation + 10;
                 let now = self.hosts[index].now;
-                self.hosts[index] = Host::new(host, incarnation, &self.scenario);
+                self.hosts[index] = Shared::new(Host::new(host, incarnation, &self.scenario));
                 self.hosts[index].now = now;
                 self.hosts[index].connect();
                 self.pump(index);
@@ -215,7 +217,7 @@ impl System for World {
 
     /// Everything is sent, read and acknowledged, nothing is in flight, no timer runs.
     fn is_done(&self) -> bool {
-        let quiet = |host: &Host| {
+        let quiet = |host: &Shared<Host>| {
             let acknowledged = host
                 .peer
                 .is_none_or(|peer| host.machine.is_acknowledged(peer));
@@ -235,7 +237,7 @@ impl System for World {
                 .iter()
                 .all(|host| host.is_finished(&self.scenario));
         }
-        let still = |host: &Host| host.due().is_none();
+        let still = |host: &Shared<Host>| host.due().is_none();
         // If all edges were closed, both sides have forgotten them.
         let threads = || self.scenario.threads.iter().flatten();
         let edges = self.hosts.iter().map(|host| host.machine.edges());

@@ -1,6 +1,8 @@
 //! One of the two processes: its machine, the messages it stores and has read, and its calls.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::hash::Hash;
 use std::sync::atomic::Ordering;
 
 use dipole_proto::{BeginError, Delivery, EdgeId, Event, Machine, PeerId};
@@ -9,6 +11,7 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 use super::{Exchange, LONG_BYTES, NOW, READ_AT_ONCE, WHOLE_BYTES};
 use crate::model::explore::GONE;
 use crate::model::memory::{ANSWERS, Answer, Ask, Asking, Concluded, Owner, PiecePlace, data_byte};
+use crate::model::shared::Part;
 
 #[derive(Clone, Debug, Hash)]
 pub(super) struct Record {
@@ -82,9 +85,32 @@ pub(super) struct Process {
     pub(super) was_refused: bool,
     pub(super) owner: Owner,
     pub(super) asking: Asking,
+    /// Derived from the rest when it is needed.
+    pub(super) digest: OnceCell<u128>,
+}
+
+impl Part for Process {
+    fn forget_derived(&mut self) {
+        self.digest.take();
+    }
 }
 
 impl Process {
+    /// Identifies states that behave alike.
+    pub(super) fn digest(&self) -> u128 {
+        *self.digest.get_or_init(|| {
+            let mut hasher = SipHasher13::new();
+            self.machine.hash_shared(&mut hasher);
+            self.machine.hash_pipe(self.peer, &mut hasher);
+            self.progress.hash(&mut hasher);
+            (&self.edges, &self.sent, &self.kept).hash(&mut hasher);
+            (&self.fetches, &self.held, &self.inbox).hash(&mut hasher);
+            (&self.expected, &self.lossy, self.was_refused).hash(&mut hasher);
+            (&self.owner, &self.asking).hash(&mut hasher);
+            hasher.finish128().as_u128()
+        })
+    }
+
     /// The edge to an endpoint, opened on first use.
     pub(super) fn edge(&mut self, target: u32) -> Option<EdgeId> {
         if let Some(edge) = self.edges.get(&target) {
