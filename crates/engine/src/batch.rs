@@ -34,6 +34,7 @@ impl Leaving {
             bytes,
             frame_bytes: packet_bytes(&self.transmit),
             any_port: self.transmit.any_port,
+            alone: self.transmit.alone,
         }
     }
 }
@@ -232,6 +233,7 @@ mod tests {
             seal: Seal::Crc32c { mask: 0 },
             peer: None,
             any_port: false,
+            alone: false,
         };
         let mut batch = Batch::default();
         batch.push(&mut trailers, frames, first, &slots);

@@ -11,6 +11,9 @@ use super::Engine;
 use crate::address::NodeId;
 use crate::net::from_wire;
 
+/// Bytes of the headers of IPv6 and UDP.
+const LONGEST_IP_HEADERS: usize = 40 + 8;
+
 /// State of one port of a pair of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathState {
@@ -197,6 +200,16 @@ impl Engine {
                 }
                 PathChange::PacketBytes { bytes } => {
                     tracing::warn!("packets to node {} now have {bytes} bytes", paths.node);
+                    continue;
+                }
+                PathChange::TooNarrow { bytes } => {
+                    tracing::warn!(
+                        "packets of {bytes} bytes do not reach node {}, but shorter ones do, so \
+                         messages wait; raise the MTU of the devices on the way to at least {} \
+                         (`dipole doctor` finds out which length gets through)",
+                        paths.node,
+                        bytes + LONGEST_IP_HEADERS
+                    );
                     continue;
                 }
                 PathChange::Lost { lane } | PathChange::Restored { lane } => lane,

@@ -83,6 +83,9 @@ pub struct Outgoing<'a> {
     /// Any source port is acceptable, so the link may use a socket other than that of the
     /// class. A reply to that source port may be delayed or lost.
     pub any_port: bool,
+    /// Never joined with other frames, because it tests which length the path carries: virtual devices
+    /// forward joined frames whatever their MTU.
+    pub alone: bool,
 }
 
 impl<'a> Outgoing<'a> {
@@ -96,6 +99,7 @@ impl<'a> Outgoing<'a> {
             bytes,
             frame_bytes: bytes.len().max(1),
             any_port: false,
+            alone: false,
         }
     }
 

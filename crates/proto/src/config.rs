@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::wire::MIN_PACKET_BYTES;
 
-/// A packet length that every path is assumed to carry.
-const PATH_PACKET_BYTES: usize = 1200;
+/// A packet length that nearly every path carries.
+const BASE_PACKET_BYTES: usize = 1200;
+/// The payload of UDP in 576 bytes, the longest IPv4 packet that each host must accept.
+pub(crate) const LEAST_PACKET_BYTES: usize = 576 - 20 - 8;
 /// The longest packet (UDP payload) in a jumbo frame.
 pub const MAX_PACKET_BYTES: usize = 8972;
 /// Default maximum length of a message, however it is sent.
@@ -25,8 +27,8 @@ pub struct Config {
     pub node: u32,
     /// Longest packet to accept and to send, with its trailer.
     pub packet_bytes: usize,
-    /// A length that every path is assumed to carry. Packets do not get shorter than this, and units
-    /// that are too long for their path are sent in parts of this length.
+    /// A length that most paths are assumed to carry. Packets get shorter than this only if no probe as
+    /// long is answered, and at least 548 bytes long; more if units had too many parts otherwise.
     pub base_packet_bytes: usize,
     /// Frames for units in flight to all peers together (n of the thesis, for sending).
     pub frames: u32,
@@ -86,7 +88,7 @@ impl Default for Config {
         Config {
             node: 1,
             packet_bytes: 1472,
-            base_packet_bytes: PATH_PACKET_BYTES,
+            base_packet_bytes: BASE_PACKET_BYTES,
             frames: 4096,
             window_packets: 1024,
             session_packets: 256,

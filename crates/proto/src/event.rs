@@ -159,6 +159,11 @@ pub enum PathChange {
         /// New length in bytes, including the trailer.
         bytes: usize,
     },
+    /// Packets of the least length do not get through, but shorter ones do: nothing can be sent.
+    TooNarrow {
+        /// The least length in bytes, including the trailer.
+        bytes: usize,
+    },
 }
 
 /// An event. `bytes` are positions in the packet that was just passed in.

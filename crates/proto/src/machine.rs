@@ -530,6 +530,7 @@ impl Machine {
             seal,
             peer: None,
             any_port: false,
+            alone: false,
         };
         self.outbox.pop();
         Some(transmit)

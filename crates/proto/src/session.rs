@@ -25,6 +25,7 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 use crate::channel::{Channel, MessageStart, Urgency};
+use crate::config::LEAST_PACKET_BYTES;
 use crate::error::BeginError;
 use crate::event::{EdgeId, INDEX_BITS, PeerId};
 use crate::holes::Holes;
@@ -35,7 +36,7 @@ use crate::parts::Assemblies;
 use crate::send::{SendWindow, Slot};
 use crate::shared::Shared;
 use crate::time::Instant;
-use crate::wire::{Address, Hello, SHARE_BYTES, Trailer};
+use crate::wire::{Address, HEADER_BYTES, Hello, Part, SHARE_BYTES, Trailer};
 use acks::Acks;
 use control_lane::ControlLane;
 use flow::FlowReports;
@@ -207,7 +208,7 @@ impl Session {
                 home,
                 ..Remote::default()
             },
-            sizing: Sizing::new(0, 0),
+            sizing: Sizing::new(0, 0, 0),
             lanes: Vec::new(),
             paths: Paths::new(secret),
             control: ControlLane::starting_at(first),
@@ -253,7 +254,11 @@ impl Session {
         });
         let most = shared.config.packet_bytes;
         let most = most.min(usize::from(hello.max_packet_bytes));
-        self.sizing = Sizing::new(shared.config.base_packet_bytes, most);
+        // The longest unit must not have more parts than a header can number.
+        let around = HEADER_BYTES + self.keys.seals.out.bytes();
+        let least = around + most.saturating_sub(around).div_ceil(Part::MOST);
+        let base = shared.config.base_packet_bytes;
+        self.sizing = Sizing::new(least.max(base.min(LEAST_PACKET_BYTES)), base, most);
         let usual = shared.config.session_packets;
         self.pace = Pace::new(shared.config.frames, usual);
         self.pace.grant(hello.window_packets);

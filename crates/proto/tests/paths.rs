@@ -14,7 +14,7 @@ use dipole_proto::wire::{Address, Header, Hello, Kind, LaneAddress, Record};
 use dipole_proto::{
     BeginError, Config, DropReason, EdgeId, Frame, LaneState, LaneStatus, PathChange, PeerId, Seal,
 };
-use pair::{BRIDGE, Wire};
+use pair::{BRIDGE, Random, Wire};
 
 const SECOND: u64 = 1_000_000_000;
 const MEGABYTE: usize = 1 << 20;
@@ -186,6 +186,30 @@ fn a_lost_interface_is_reported_probed_during_traffic_and_used_again() {
     let before = wire.arrived[1][1];
     send_megabytes(&mut wire, edge, 1);
     assert!(wire.arrived[1][1] > before + 100);
+}
+
+#[test]
+fn a_lane_that_dies_is_given_up_although_the_peer_repeats_what_arrived_before() {
+    for seed in 0..12 {
+        let (mut wire, edge) = connected([&[0, 1], &[0, 1]]);
+        send_megabytes(&mut wire, edge, 1);
+        // Losses leave holes. Each acknowledgement names them until they are filled.
+        wire.random = Random(seed);
+        wire.loss = 0.3;
+        let now = wire.now;
+        let sent = wire.hosts[0].send(now, edge, &[0; MEGABYTE]);
+        sent.expect("credit");
+        wire.run(30_000 + 40_000 * seed, |_| false);
+        wire.loss = 0.0;
+        wire.dead_networks = vec![1];
+        let is_given_up = wire.run(SECOND, |wire| {
+            let now = wire.now;
+            let _has_credit = wire.hosts[0].send(now, edge, &[0; 20_000]);
+            while wire.hosts[1].read(now).is_some() {}
+            states(wire, 0, edge.peer).contains(&LaneState::Silent)
+        });
+        assert!(is_given_up, "seed {seed}");
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@
 
 mod pair;
 
-use dipole_proto::wire::{CONTROL_LANE, HEADER_BYTES, Header, Kind, emit_echo};
+use dipole_proto::wire::{CONTROL_LANE, HEADER_BYTES, Header, Kind, Trailers, emit_echo};
 use dipole_proto::{BeginError, Config, DropReason, EdgeId, PathChange, Seal};
 use pair::{Wire, close, connected, payload};
 
@@ -103,7 +103,7 @@ const LENGTHS: [fn(u64) -> usize; 4] = [
 #[test]
 fn a_path_that_starts_to_drop_long_packets_is_detected_at_once() {
     for length in LENGTHS {
-        for longest in [4000, 1500, 1400, 1200] {
+        for longest in [4000, 1500, 1400, 1200, 1000, 650] {
             let (mut wire, edge) = connected(1, &jumbo());
             let mut stream = Stream::new(edge, length);
             stream.more(&mut wire, 40);
@@ -117,7 +117,10 @@ fn a_path_that_starts_to_drop_long_packets_is_detected_at_once() {
                 assert_eq!(bytes, 8972, "nothing longer was tried");
                 continue;
             }
-            assert!(bytes <= longest && bytes >= longest - 108, "{bytes}");
+            assert!(
+                bytes <= longest && bytes >= longest - 108,
+                "{longest}: {bytes}"
+            );
             let before = *wire.hosts[0].machine.stats();
             stream.more(&mut wire, 100);
             let after = *wire.hosts[0].machine.stats();
@@ -140,6 +143,48 @@ fn a_path_without_long_packets_costs_the_first_messages_some_time_outs() {
     let took_ns = stream.more(&mut wire, 20);
     assert!(took_ns < 50 * MILLISECOND, "{took_ns} ns");
     assert_eq!(packet_bytes(&wire, edge), 1472);
+}
+
+#[test]
+fn paths_with_the_smallest_mtu_of_ipv4_work() {
+    // The longest unit is in flight when the path is found to carry less, and has at most 16 parts.
+    for (packet_bytes, longest) in [(1472, 548), (1472, 700), (8972, 620), (8972, 1000)] {
+        for trailers in [Trailers::CRC32C, Trailers::ENCRYPT] {
+            let config = Config {
+                packet_bytes,
+                trailers,
+                keyed: trailers == Trailers::ENCRYPT,
+                ..jumbo()
+            };
+            let (mut wire, edge) = connected(8, &config);
+            wire.longest_on = Some((0, longest));
+            let mut stream = Stream::new(edge, |index| (index * 7_919 % 30_000) as usize);
+            let took_ns = stream.more(&mut wire, 50);
+            assert!(took_ns < 100 * MILLISECOND, "{longest}: {took_ns} ns");
+            (wire.loss, wire.duplicate, wire.reorder) = (0.1, 0.05, 0.1);
+            stream.more(&mut wire, 100);
+            let bytes = wire.hosts[0].machine.packet_space(edge.peer);
+            assert!(bytes < longest, "{longest}: {bytes}");
+        }
+    }
+}
+
+#[test]
+fn a_path_that_carries_less_than_ipv4_promises_is_reported_and_used_again_later() {
+    let (mut wire, edge) = connected(9, &jumbo());
+    let mut stream = Stream::new(edge, |_| 20_000);
+    stream.more(&mut wire, 10);
+    wire.longest_on = Some((0, 400));
+    stream.begin(&mut wire, 5, 2 * SECOND);
+    let reports = wire.hosts[0].changes.iter();
+    let reports = reports.filter(|change| matches!(change, PathChange::TooNarrow { .. }));
+    assert_eq!(reports.count(), 1, "{:?}", wire.hosts[0].changes);
+    assert!(
+        wire.hosts[0].machine.is_open(edge.peer),
+        "short packets arrive"
+    );
+    wire.longest_on = None;
+    stream.more(&mut wire, 10);
 }
 
 #[test]
@@ -196,7 +241,7 @@ fn messages_arrive_once_and_in_order_while_the_path_changes() {
         let mut stream = Stream::new(edge, LENGTHS[seed as usize % 4]);
         (wire.loss, wire.duplicate, wire.reorder) = (0.05, 0.05, 0.1);
         for round in 0..6 {
-            let longest = [9000, 1500, 4000, 1200, 1400, 9000][(seed as usize + round) % 6];
+            let longest = [9000, 1500, 620, 1200, 1400, 9000][(seed as usize + round) % 6];
             if seed % 3 == 0 {
                 wire.refused_above = Some(longest);
             } else {

@@ -160,6 +160,7 @@ impl Sender {
                 && frames < most
                 && filled < PIECES
                 && more.to == first.to
+                && (frames == 0 || !(first.alone || more.alone))
                 && bytes == frames * segment
                 && more.bytes.len().min(more.frame_bytes) <= segment
             {

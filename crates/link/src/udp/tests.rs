@@ -71,6 +71,7 @@ fn ports_are_taken_and_used_from_a_range_until_none_is_left() {
     let receiver = UdpSocket::bind((ip, 0)).unwrap();
     let frame = Outgoing {
         any_port: true,
+        alone: false,
         class: Class::Small,
         ..bulk(receiver.local_addr().unwrap(), &[7])
     };
@@ -165,6 +166,7 @@ fn small_frames_are_sent_as_one_message_if_both_sides_request_it() {
             for link in [&mut joining, &mut plain] {
                 let frame = |bytes| Outgoing {
                     any_port,
+                    alone: false,
                     class: Class::Small,
                     ..bulk(link.local(Class::Small), bytes)
                 };
@@ -182,9 +184,25 @@ fn small_frames_are_sent_as_one_message_if_both_sides_request_it() {
             }
         }
     }
+    // One that tests the path is joined with none before or after it.
+    for alone in 0..3 {
+        let mut batch = [&frames[0], &frames[1], &frames[2]].map(|bytes| Outgoing {
+            class: Class::Small,
+            ..bulk(plain.local(Class::Small), bytes)
+        });
+        batch[alone].alone = true;
+        let before = sender.stats().gso_batches;
+        assert_eq!(sender.send(0, &batch).unwrap(), 3);
+        let joined = sender.stats().gso_batches - before;
+        assert_eq!(joined, u64::from(alone != 1), "{alone}");
+        let mut got = 0;
+        while got < 3 {
+            got += plain.poll(0, Class::Small).unwrap();
+        }
+    }
     let (joined, apart) = (joining.stats(), plain.stats());
     assert!(joined.received_frames < apart.received_frames);
-    assert_eq!(apart.received_frames, 240);
+    assert_eq!(apart.received_frames, 249);
 }
 
 #[test]

@@ -30,9 +30,9 @@ pub(crate) struct Sizing {
 }
 
 impl Sizing {
-    pub(super) fn new(least: usize, most: usize) -> Sizing {
+    pub(super) fn new(least: usize, base: usize, most: usize) -> Sizing {
         Sizing {
-            size: PacketSize::new(least, most),
+            size: PacketSize::new(least, base, most),
             due: Vec::new(),
             asked: 0,
             ends_at: Instant::NEVER,
@@ -104,6 +104,13 @@ impl Session {
             let outcome = self.sizing.size.end_round(self.sizing.asked);
             if outcome.changed {
                 self.size_changed(now, shared);
+            }
+            if outcome.is_too_narrow {
+                let bytes = self.sizing.size.least_bytes();
+                shared.event(Event::Paths {
+                    peer: self.id,
+                    change: PathChange::TooNarrow { bytes },
+                });
             }
             for index in 0..self.lanes.len() {
                 let mut lanes = self.lanes.iter().enumerate();

@@ -4,6 +4,7 @@ use core::ops::Range as Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::channel::Notice;
+use crate::config::LEAST_PACKET_BYTES;
 use crate::event::PeerId;
 use crate::handshake::Farewell;
 use crate::holes::low;
@@ -69,6 +70,8 @@ pub struct Transmit {
     pub peer: Option<PeerId>,
     /// It may leave from another port than that of its lane: the receiver ignores the source port.
     pub any_port: bool,
+    /// It must not be joined with other packets, because it tests which length the path carries.
+    pub alone: bool,
 }
 
 impl Session {
@@ -340,7 +343,7 @@ impl Session {
         };
         self.acknowledge_in(&mut header, shared);
         // Control packets are as short as every path allows, because they report losses on the other lanes.
-        let mut limit = bytes.len().min(CONTROL_BYTES);
+        let mut limit = bytes.len().min(LEAST_PACKET_BYTES);
         if !self.lanes[index].path.is_heard() {
             limit = limit.min(self.paths.unproven_left());
         }
@@ -348,13 +351,17 @@ impl Session {
         let mut end = HEADER_BYTES;
         end += self.put_window(&mut bytes[end..limit], shared);
         end += self.put_backlog(&mut bytes[end..limit]);
+        let before_lanes = end;
         end = self.put_lane_acks(bytes, end, limit, shared);
+        // Lanes without room come first in the next packet.
+        let lanes_left = end > before_lanes && self.lanes.iter().any(|lane| lane.incoming.dirty);
         end = self.put_credits(bytes, end, limit);
         // The packet number distinguishes requests of an ended edge from those of its next life.
         if header.lane == CONTROL_LANE {
             end = self.put_credit_requests(bytes, end, limit);
         }
-        let more = self.channel.has_grant() || self.lanes.iter().any(Lane::must_send_floor);
+        let more =
+            lanes_left || self.channel.has_grant() || self.lanes.iter().any(Lane::must_send_floor);
         self.acks.sent(more);
         self.count_unproven(index, end + self.keys.seals.out.bytes());
         self.finish(header, bytes, end);
@@ -385,7 +392,10 @@ impl Session {
             header.flags.set(Flags::BULK);
         }
         self.finish(header, bytes, end);
-        Some(self.leaving(index, Frame::Scratch(slot), end))
+        Some(Transmit {
+            alone: true,
+            ..self.leaving(index, Frame::Scratch(slot), end)
+        })
     }
 
     /// The lane to probe next, and the length of the probe's record.
@@ -424,6 +434,7 @@ impl Session {
             peer: Some(self.id),
             // NAT in front of the peer passes only packets from the port that the peer has sent to.
             any_port: !self.paths.announcements.is_translated,
+            alone: false,
         }
     }
 
@@ -487,6 +498,7 @@ impl Session {
         }
     }
 
+    /// Adds acknowledgements of the lanes with new arrivals, then of those that still miss packets.
     fn put_lane_acks(
         &mut self,
         bytes: &mut [u8],
@@ -495,20 +507,28 @@ impl Session {
         shared: &Shared,
     ) -> usize {
         let reorder = shared.config.reorder_packets;
-        for lane in &mut self.lanes {
-            if lane.incoming.is_whole() && !lane.incoming.dirty {
-                continue;
+        let lanes = self.lanes.iter().map(|lane| &lane.incoming);
+        let old = lanes.map(|incoming| !incoming.dirty && !incoming.is_whole());
+        let old = old.enumerate().fold(0_u16, |old, (index, is_old)| {
+            old | u16::from(is_old) << index
+        });
+        for olds in [false, true] {
+            for (index, lane) in self.lanes.iter_mut().enumerate() {
+                let is_old = old & 1 << index != 0;
+                if olds != is_old || !olds && !lane.incoming.dirty {
+                    continue;
+                }
+                let (holes, top) = lane.incoming.ripe(reorder);
+                let ranges = RangeList::collect(holes);
+                let numbers = (low(lane.incoming.next()), low(top));
+                let written =
+                    emit_lane_ack(&mut bytes[end..limit], lane.id, numbers, ranges.as_slice());
+                if written == 0 {
+                    return end;
+                }
+                end += written;
+                lane.incoming.mark_requested(reorder);
             }
-            let (holes, top) = lane.incoming.ripe(reorder);
-            let ranges = RangeList::collect(holes);
-            let numbers = (low(lane.incoming.next()), low(top));
-            let written =
-                emit_lane_ack(&mut bytes[end..limit], lane.id, numbers, ranges.as_slice());
-            if written == 0 {
-                break;
-            }
-            end += written;
-            lane.incoming.mark_requested(reorder);
         }
         end
     }
@@ -659,8 +679,6 @@ impl Session {
     }
 }
 
-/// Length of the longest control packet.
-const CONTROL_BYTES: usize = 1200;
 /// Length of the longest record of a notice.
 const NOTICE_BYTES: usize = if REFUSED_BYTES > EDGE_END_BYTES {
     REFUSED_BYTES

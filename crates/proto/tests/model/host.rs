@@ -121,7 +121,7 @@ pub struct Progress {
 
 /// The state of a machine, without what differs between states that behave alike.
 pub struct Observed {
-    /// The session; `None` if there is none.
+    /// The session, if one exists.
     pub view: Option<View>,
     /// Hash of the rest.
     pub digest: u128,
@@ -239,6 +239,7 @@ impl Host {
             seal: Seal::OPEN,
             peer: self.peer,
             any_port: true,
+            alone: false,
         };
         self.machine.packet_too_long(self.now, &refused);
         self.events(&[])

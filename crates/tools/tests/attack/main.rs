@@ -368,7 +368,12 @@ fn attackers_without_the_key_cannot_harm_members() {
     let attacked = std::thread::scope(|scope| {
         scope.spawn(|| attacker::attack(&scene.testbed, 3, &victims, &recorded, &over, &sent));
         scope.spawn(|| {
-            attacker::for_a_while(time, &over);
+            std::thread::sleep(time);
+            // On a busy machine the attacker has little time.
+            while !has_begun(&[one.stats(), two.stats()]) && begun.elapsed() < PATIENCE {
+                std::thread::sleep(time);
+            }
+            over.store(true, Ordering::Relaxed);
         });
         // A new member gets in during the attack.
         scope.spawn(|| join(&scene));
@@ -379,13 +384,8 @@ fn attackers_without_the_key_cannot_harm_members() {
     print_rates(&sent, (&calm, time), (&attacked, took));
     check_partner(&scene, &one, &first);
     check_partner(&scene, &two, &second);
-    for (name, what) in [
-        ("forged", "right guesses"),
-        ("replayed", "recorded packets"),
-    ] {
-        let count = dropped(&one.stats(), name) + dropped(&two.stats(), name);
-        assert!(count > 0, "{what} were sent and detected");
-    }
+    let is_detected = has_begun(&[one.stats(), two.stats()]);
+    assert!(is_detected, "right guesses and recorded packets were sent");
     check_agents(&scene);
 
     // The service continues: new processes can join.
@@ -393,6 +393,14 @@ fn attackers_without_the_key_cannot_harm_members() {
     let over = AtomicBool::new(true);
     scene.converse(&first, &second, &over);
     refuse_strangers(&scene);
+}
+
+/// True if both partners have seen strangers, and one of them forged and repeated packets.
+fn has_begun(stats: &[Stats]) -> bool {
+    let mut by_all = ["wrong-key", "unknown-connection"].into_iter();
+    let mut by_any = ["forged", "replayed"].into_iter();
+    by_all.all(|reason| stats.iter().all(|stats| dropped(stats, reason) > 0))
+        && by_any.all(|reason| stats.iter().any(|stats| dropped(stats, reason) > 0))
 }
 
 /// Prints the rates of the attacker and of the partners, in calm and under attack.
@@ -468,19 +476,20 @@ fn check_partner(scene: &Scene, node: &Node, endpoint: &Endpoint) {
 
 /// Both agents consider the other up and the stranger as never seen.
 fn check_agents(scene: &Scene) {
+    fn state(status: &serde_json::Value, wanted: u32) -> &serde_json::Value {
+        let members = status["members"].as_array().expect("a list");
+        let member = members.iter().find(|member| member["node"] == wanted);
+        &member.expect("in the hosts file")["state"]
+    }
     for node in [1, 2] {
+        // Each may have suspected the other while the attack took all processor time.
+        scene.wait(node, true, |status| state(status, 3 - node) == "up");
         let status = scene.status(node, true).expect("the agent lives");
-        let state = |wanted: u32| {
-            let members = status["members"].as_array().expect("a list");
-            let member = members.iter().find(|member| member["node"] == wanted);
-            member.expect("in the hosts file")["state"].clone()
-        };
         println!(
             "agent of node {node} dropped {} packets of strangers",
             status["strangers"]
         );
-        assert_eq!(state(3 - node), "up", "{status}");
-        assert_eq!(state(3), "never seen", "{status}");
+        assert_eq!(state(&status, 3), "never seen", "{status}");
         assert!(status["strangers"].as_u64() > Some(0), "{status}");
     }
 }

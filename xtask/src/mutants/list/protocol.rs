@@ -144,7 +144,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "old-news-as-news",
         effect: "a duplicate acknowledgement makes a dead lane look alive",
         file: "crates/proto/src/session/receive.rs",
-        suite: Suite::Simulator,
+        suite: Suite::Test("dipole-proto", "paths", ""),
         snippet: "if lane.out.record_acknowledged(to) {",
         replacement: "if lane.out.record_acknowledged(to) || from < to {",
     },
