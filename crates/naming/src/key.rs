@@ -203,12 +203,7 @@ impl ClusterKey {
             cause,
         };
         // Opened first, so that the checked file is the one that is read.
-        let opened = files::open(file).map_err(|cause| match cause.kind() {
-            io::ErrorKind::InvalidInput => KeyError::Content {
-                file: file.to_owned(),
-            },
-            _ => system(cause),
-        })?;
+        let opened = files::open(file).map_err(system)?;
         let facts = opened.metadata().map_err(system)?;
         let mode = facts.mode() & 0o7777;
         if mode & 0o077 != 0 {

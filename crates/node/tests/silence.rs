@@ -4,13 +4,13 @@
 #![allow(missing_docs, reason = "tests")]
 
 use std::io::{BufRead, BufReader};
-use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use dipole_node::hosts::Hosts;
 use dipole_node::{Address, Config, EndpointId, GoneReason, Links, Node, NodeId, SendError};
+use dipole_testbed::free_port;
 use rustix::process::{Pid, Signal, kill_process};
 
 const QUIET: Duration = Duration::from_millis(200);
@@ -25,14 +25,10 @@ struct Testbed {
 impl Testbed {
     fn new() -> Testbed {
         let folder = tempfile::tempdir().expect("a directory");
-        let port = |address: &str| {
-            let socket = UdpSocket::bind((address, 0)).expect("loopback");
-            socket.local_addr().expect("bound").port()
-        };
         let text = format!(
             "1 127.0.0.1 port={}\n2 127.0.0.2 port={}\n",
-            port("127.0.0.1"),
-            port("127.0.0.2")
+            free_port("127.0.0.1"),
+            free_port("127.0.0.2")
         );
         std::fs::write(folder.path().join("hosts"), text).expect("a file");
         Testbed { folder }

@@ -3,7 +3,6 @@
 #![allow(missing_docs, reason = "tests")]
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::UdpSocket;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -11,6 +10,7 @@ use std::time::{Duration, Instant};
 use dipole_node::hosts::Hosts;
 use dipole_node::registry::{ProbeLength, ProbeResult, Prober};
 use dipole_node::{Address, Config, Endpoint, EndpointId, GoneReason, Links, Node, NodeId};
+use dipole_testbed::free_port;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -25,14 +25,10 @@ struct Testbed {
 impl Testbed {
     fn new() -> Testbed {
         let folder = tempfile::tempdir().expect("a directory");
-        let port = |address: &str| {
-            let socket = UdpSocket::bind((address, 0)).expect("loopback");
-            socket.local_addr().expect("bound").port()
-        };
         let text = format!(
             "1 127.0.0.1 port={}\n2 127.0.0.2 port={}\n",
-            port("127.0.0.1"),
-            port("127.0.0.2")
+            free_port("127.0.0.1"),
+            free_port("127.0.0.2")
         );
         std::fs::write(folder.path().join("hosts"), text).expect("a file");
         Testbed { folder }
@@ -67,8 +63,15 @@ impl Testbed {
         let mut child = command.stderr(Stdio::piped()).spawn().expect("it starts");
         let said = child.stderr.take().expect("a pipe");
         let mut lines = BufReader::new(said).lines();
-        let up = lines.any(|line| line.expect("a line").starts_with("agent of node"));
-        assert!(up, "the agent ended");
+        let mut before = String::new();
+        let up = lines
+            .by_ref()
+            .map(|line| line.expect("a line"))
+            .any(|line| {
+                before.push_str(&line);
+                line.starts_with("agent of node")
+            });
+        assert!(up, "the agent of node {node} ended: {before}");
         // Its later output must be read.
         std::thread::spawn(move || lines.for_each(drop));
         Process(child)

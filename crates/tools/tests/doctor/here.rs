@@ -5,6 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
+use dipole_testbed::free_port;
+
 use tempfile::TempDir;
 
 use crate::testbed::{Process, Report, cleaned, once_answered};
@@ -51,10 +53,8 @@ impl Place {
     }
 }
 
-/// Ports of the loopback address that are currently free.
 fn free_ports<const N: usize>() -> [u16; N] {
-    let sockets = [(); N].map(|()| UdpSocket::bind("127.0.0.1:0").expect("a port"));
-    sockets.map(|socket| socket.local_addr().expect("an address").port())
+    [(); N].map(|()| free_port("127.0.0.1"))
 }
 
 #[test]

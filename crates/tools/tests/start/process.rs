@@ -1,13 +1,14 @@
 //! Agents as processes, on loopback or in the nodes of a testbed.
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use dipole_node::ClusterKey;
+use dipole_testbed::free_port;
 use tempfile::TempDir;
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -106,12 +107,7 @@ pub(crate) struct Node {
 impl Node {
     pub(crate) fn new() -> Node {
         let folder = tempfile::tempdir().expect("a directory");
-        // A port that is free for both protocols.
-        let address = wait_for("a free port", || {
-            let socket = UdpSocket::bind(("127.0.0.1", 0)).expect("loopback");
-            let address = socket.local_addr().expect("bound");
-            TcpListener::bind(address).ok().map(|_| address)
-        });
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port("127.0.0.1")));
         let text = format!("1 127.0.0.1 port={}\n", address.port());
         std::fs::write(folder.path().join("hosts"), text).expect("a file");
         new_key(&folder.path().join("key"));
