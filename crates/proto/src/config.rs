@@ -27,8 +27,8 @@ pub struct Config {
     pub node: u32,
     /// Longest packet to accept and to send, with its trailer.
     pub packet_bytes: usize,
-    /// A length that most paths are assumed to carry. Packets get shorter than this only if no probe as
-    /// long is answered, and at least 548 bytes long; more if units had too many parts otherwise.
+    /// A length that nearly every path carries. Packets get shorter only if no probe as long is
+    /// answered, and then not shorter than 548 bytes, or than a sixteenth of the longest unit.
     pub base_packet_bytes: usize,
     /// Frames for units in flight to all peers together (n of the thesis, for sending).
     pub frames: u32,

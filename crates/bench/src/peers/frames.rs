@@ -47,7 +47,6 @@ impl Channel for Frames {
     fn try_send(&mut self, payload: &[u8], _manner: SendMode) -> io::Result<bool> {
         let frame = Outgoing {
             any_port: true,
-            alone: false,
             ..Outgoing::frame(Class::Small, self.other, payload)
         };
         self.now_ns += SEND_NS;

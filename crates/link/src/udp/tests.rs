@@ -71,7 +71,6 @@ fn ports_are_taken_and_used_from_a_range_until_none_is_left() {
     let receiver = UdpSocket::bind((ip, 0)).unwrap();
     let frame = Outgoing {
         any_port: true,
-        alone: false,
         class: Class::Small,
         ..bulk(receiver.local_addr().unwrap(), &[7])
     };
@@ -166,7 +165,6 @@ fn small_frames_are_sent_as_one_message_if_both_sides_request_it() {
             for link in [&mut joining, &mut plain] {
                 let frame = |bytes| Outgoing {
                     any_port,
-                    alone: false,
                     class: Class::Small,
                     ..bulk(link.local(Class::Small), bytes)
                 };
