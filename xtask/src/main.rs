@@ -53,9 +53,9 @@ enum Task {
     Miri,
     /// Run the model checker.
     Model {
-        /// Explore further than the test run does; the test's module comment explains the number.
-        #[arg(long)]
-        bound: Option<u64>,
+        /// Explore further; the test's module comment explains the number.
+        #[arg(long, default_value_t = 0)]
+        bound: u64,
     },
     /// Create a cluster in network namespaces of this machine (needs root) and run a command on it.
     Cluster(cluster::Arguments),
@@ -128,16 +128,14 @@ fn simulate(seeds: u64, from: u64, fresh: bool) -> Result<(), Failure> {
         .env("DIPOLE_SEED_FROM", from.to_string()))
 }
 
-fn model(bound: Option<u64>) -> Result<(), Failure> {
+fn model(bound: u64) -> Result<(), Failure> {
     for tests in [&["--test", "model_check"][..], &["--lib", "grants::model"]] {
         let mut command = cargo();
         command
             .args(["test", "--release", "-p", "dipole-proto"])
             .args(tests)
-            .args(["--", "--nocapture"]);
-        if let Some(bound) = bound {
-            command.env("DIPOLE_MODEL_BOUND", bound.to_string());
-        }
+            .args(["--", "--nocapture"])
+            .env("DIPOLE_MODEL_BOUND", bound.to_string());
         run(&mut command)?;
     }
     Ok(())

@@ -40,8 +40,12 @@ fn address(host: u8, port: u16) -> SocketAddr {
 
 impl Pair {
     fn new(carrier: Carrier) -> Pair {
+        Pair::with(carrier, SharedMemoryConfig::default())
+    }
+
+    fn with(carrier: Carrier, config: SharedMemoryConfig) -> Pair {
         let network = Network::new(1, NetworkConfig::default());
-        let memory = SharedMemory::new(1, SharedMemoryConfig::default());
+        let memory = SharedMemory::new(1, config);
         let socket = |host: u8| format!("/process-{host}");
         let engines = [1, 2].map(|host| {
             let port = network
@@ -350,4 +354,92 @@ fn a_get_from_a_region_closed_meanwhile_returns_its_old_contents() {
     let done: Vec<bool> = (0..20).map(get_and_close).collect();
     assert!(!done[0], "it was closed before the request");
     assert!(done[19], "it was closed afterwards");
+}
+
+/// Gets from two regions, several at once, of which one region is closed after this many steps;
+/// returns how many gets failed because of that.
+///
+/// Closing it forbids fetching for a while, so that answers offered before are requested in pieces,
+/// whatever way was chosen for those after them.
+fn get_from_two_regions(steps: usize) -> usize {
+    const BYTES: usize = 1 << 20;
+    const GETS: usize = 24;
+    const AT_ONCE: usize = 4;
+    let config = SharedMemoryConfig {
+        ring_bytes: BYTES / 2,
+        socket_ns: 2000,
+        ..SharedMemoryConfig::default()
+    };
+    let mut pair = Pair::with(Carrier::Memory, config);
+    pair.engines[1].open_endpoint(7);
+    let edge = pair.edge(7, 7);
+    let regions = [3, 5].map(|factor| {
+        let memory = RegionMemory::new(BYTES).expect("memory");
+        let held: Vec<u8> = (0..BYTES).map(|at| (at * factor / 97) as u8).collect();
+        memory.write(0, &held).expect("it fits");
+        let key = pair.engines[1].open_region(7, memory.clone(), Rights::ALL);
+        (key, held)
+    });
+    let mut waiting = Vec::new();
+    let (mut begun, mut refused) = (0, 0);
+    for step in 0.. {
+        assert!(
+            step < 10_000,
+            "after {steps} steps: {waiting:?} not answered"
+        );
+        if step == steps {
+            pair.engines[1].close_region(regions[0].0);
+        }
+        while begun < GETS && waiting.len() < AT_ONCE {
+            // Their lengths differ, so that bytes of one are not mistaken for those of another.
+            let region = begun % 2;
+            let get = Operation::Get {
+                key: RegionKey(regions[region].0),
+                offset: 0,
+                length: BYTES - 4096 * begun,
+            };
+            match pair.engines[0].begin_operation(pair.now, edge, &get, &Bytes::new()) {
+                Ok(OperationStart::AwaitsAnswer(id)) => waiting.push((id, region, begun)),
+                Ok(other) => panic!("{other:?}"),
+                Err(_) => break,
+            }
+            begun += 1;
+        }
+        waiting.retain(
+            |&(id, region, number)| match pair.engines[0].take_operation(id) {
+                None => true,
+                Some(OperationResult::Done(_, data)) => {
+                    let held = &regions[region].1[..BYTES - 4096 * number];
+                    assert!(
+                        data[..] == *held,
+                        "after {steps} steps: get {number} is wrong"
+                    );
+                    false
+                }
+                Some(OperationResult::Refused(Outcome::NoRegion)) if region == 0 => {
+                    refused += 1;
+                    false
+                }
+                Some(other) => panic!("after {steps} steps: {other:?}"),
+            },
+        );
+        if begun == GETS && waiting.is_empty() {
+            return refused;
+        }
+        pair.engines[(step + 1) % 2]
+            .step(pair.now, true)
+            .expect("a working link");
+        pair.now = pair.now.after(1000);
+        pair.memory.advance(pair.now.0);
+    }
+    unreachable!("the steps are limited")
+}
+
+#[test]
+fn gets_in_flight_are_answered_in_full_when_another_region_is_closed() {
+    let refused = get_from_two_regions(0);
+    assert!(refused > 0, "it was closed before the first request");
+    for steps in 1..60 {
+        get_from_two_regions(steps);
+    }
 }

@@ -192,10 +192,7 @@ impl Scenario {
 
     /// Returns the scenario with the extensions of `DIPOLE_MODEL_BOUND`.
     pub fn widened(mut self) -> Scenario {
-        let bound = std::env::var("DIPOLE_MODEL_BOUND").map_or(0, |text| {
-            text.parse::<u8>()
-                .expect("DIPOLE_MODEL_BOUND is a small number")
-        });
+        let bound = bound().unwrap_or(0);
         self.drops += bound;
         self.duplicates += bound.saturating_sub(2);
         self.early += bound.saturating_sub(2);
@@ -207,4 +204,11 @@ impl Scenario {
         let initial = u64::from(self.config.initial_credit_bytes);
         self.config.edge_window_bytes.max(initial)
     }
+}
+
+/// The value of `DIPOLE_MODEL_BOUND`. Without it only runs are explored that take seconds.
+pub fn bound() -> Option<u8> {
+    let text = std::env::var("DIPOLE_MODEL_BOUND").ok()?;
+    let bound = text.parse();
+    Some(bound.expect("DIPOLE_MODEL_BOUND is a small number"))
 }

@@ -45,7 +45,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "announced-next-to-offer",
         effect: "a long message is sent in parts while those of an earlier one may be requested",
         file: "crates/engine/src/shared_memory/long.rs",
-        suite: Suite::Simulator,
+        suite: Suite::Test("dipole-node", "edges", ""),
         snippet: "*other == edge && message.streamed.is_none()",
         replacement: "*other == edge && message.streamed.is_none() && message.length == 0",
     },
