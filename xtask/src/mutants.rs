@@ -86,10 +86,11 @@ pub(crate) fn mutants(arguments: &Arguments) -> Result<(), Failure> {
         (mutant.suite, Some(*mutant), arguments.seeds, limit)
     });
     rows.extend(runner.run(with.collect())?);
-    // Without a bug, the simulator has to pass the seeds that have found one.
+    // Without a bug, the simulator has to pass the seeds that have found one. It always runs those
+    // that once violated a rule.
     if suites.contains(&Suite::Simulator) {
         let seeds = rows.iter().filter_map(|row| match row.outcome {
-            Outcome::Seed(seed) => Some(seed + 1),
+            Outcome::Seed(seed) if seed < arguments.seeds => Some(seed + 1),
             _ => None,
         });
         let most = seeds.max().unwrap_or(1);

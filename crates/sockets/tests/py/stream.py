@@ -8,17 +8,17 @@ import sys
 import threading
 
 LENGTH = 6_000_000
-role, port = sys.argv[1], int(sys.argv[2])
+role, port, address = sys.argv[1], int(sys.argv[2]), (sys.argv[3:] or ["127.0.0.1"])[0]
 mine, theirs = (random.Random(seed).randbytes(LENGTH) for seed in (role == "server", role != "server"))
 
 if role == "server":
     # As nginx does: the library must have read its variables before.
     os.environ.clear()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server((address, 0)) as listener:
         print(listener.getsockname()[1], flush=True)
         end, _ = listener.accept()
 else:
-    end = socket.create_connection(("127.0.0.1", port))
+    end = socket.create_connection((address, port))
 
 # In turns, so that both ends make large writes and reads before all data is in the kernel's buffers.
 BLOCK = bytes(range(250)) * 800

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares TCP programs without and with libdipole-sockets.so, in turns: see docs/design/sockets.md §8.
 
-sockets_speed.py LIBRARY KIND [ROUNDS] [--wire]; KIND is crossover, iperf3, redis, foreign, nginx, datagrams, or, on the
-loopback alone, establish, round, calls, copies. --wire, as root: the ends are in two network namespaces joined by a veth pair,
+speed.py LIBRARY KIND [ROUNDS] [--wire]; KIND is crossover, iperf3, redis, foreign, nginx, datagrams, zero-copy, or,
+on the loopback alone, establish, round, calls, copies. --wire, as root: the ends are in two network namespaces joined by a veth pair,
 which are removed afterwards.
 Each value is printed, then the ratio of the medians. The programs must be installed.
 """
@@ -358,6 +358,20 @@ def datagrams(mode):
     return compiled(KIND, DATAGRAMS, [AT, FROM, *there], mode)
 
 
+def zero_copy():
+    """Streams with the kernel's ways to avoid a copy: GB/s, CPU seconds per GB of writer and reader, and the shares of
+    bytes that were not copied."""
+    program = f"{FOLDER}/zero_copy"
+    source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zero_copy.c")
+    subprocess.run(["cc", "-O2", "-o", program, source], check=True)
+    words = SERVER + [program, FROM, *([f"/run/netns/{CLIENT[-1]}"] if CLIENT else [])]
+    rounds = [subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines() for _ in range(ROUNDS)]
+    for way, lines in zip(("send, recv", "MSG_ZEROCOPY", "TCP_ZEROCOPY_RECEIVE"), zip(*rounds)):
+        columns = zip(*(map(float, line.split()) for line in lines))
+        rate, writer, reader, uncopied, mapped = map(statistics.median, columns)
+        print(f"{way:22} {rate:5.2f} GB/s, writer {writer:.3f} and reader {reader:.3f} s/GB, not copied {uncopied:.2f}, mapped {mapped:.2f}")
+
+
 def compare(name, measure, modes):
     found = {mode: [] for mode in modes}
     for _ in range(ROUNDS):
@@ -397,6 +411,8 @@ elif KIND == "copies":
         compare(f"{kib} KiB: ring, vm", lambda _: compiled(KIND, COPIES, [str(kib << 10)]), [None])
 elif KIND == "datagrams":
     compare("waits, asks", datagrams, USUAL)
+elif KIND == "zero-copy":
+    zero_copy()
 elif KIND == "nginx":
     for length in (64, 512 << 10):
         compare(f"wrk {length} bytes", lambda mode: nginx(length, mode), USUAL)
