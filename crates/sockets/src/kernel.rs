@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrAny, SocketType, getpeername, getsockname,
@@ -39,6 +40,22 @@ pub(crate) struct Socket<'a> {
     pub(crate) is_foreign: bool,
     /// Bytes before the marker may be unacknowledged.
     pub(crate) is_held: bool,
+}
+
+/// A time that never goes back.
+pub(crate) fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
+
+/// How long this thread has been ready to run without a core, if the kernel counts that.
+pub(crate) fn waited_for_cores_ns() -> Option<u64> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::open(c"/proc/thread-self/schedstat", flags, Mode::empty()).ok()?;
+    let mut text = [0; 80];
+    let length = rustix::io::read(&file, &mut text).ok()?;
+    let text = std::str::from_utf8(&text[..length]).ok()?;
+    text.split(' ').nth(1)?.parse().ok()
 }
 
 /// True for TCP over IPv4 or IPv6.

@@ -1,6 +1,7 @@
 //! Decides whether a thread spends its next wait spinning instead of sleeping, since a wake-up takes
 //! longer than most answers of a process on the next core. `docs/design/sockets.md` §8.
 
+use std::cell::Cell;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -55,9 +56,88 @@ impl AdaptiveSpin {
     }
 }
 
+/// How often a thread looks how long it has waited for a core.
+const SAMPLE_NS: u64 = 10_000_000;
+/// A core is contended if the thread had to wait for this part of a sample.
+const CONTENDED_PART: u64 = 20;
+/// How long it then counts as contended. Doubles each time this is confirmed soon afterwards.
+const FIRST_PERIOD_NS: u64 = 40_000_000;
+const LAST_PERIOD_NS: u64 = 1_280_000_000;
+
+/// Whether other threads want the core of a thread. A spin delays them, and the one that would
+/// answer may be among them.
+#[derive(Debug, Default)]
+pub(crate) struct Contention {
+    /// Time of the last sample; 0 before the first.
+    sampled_ns: Cell<u64>,
+    /// How long the thread had waited for cores by then.
+    waited_ns: Cell<u64>,
+    until_ns: Cell<u64>,
+    period_ns: Cell<u64>,
+}
+
+impl Contention {
+    pub(crate) const fn new() -> Contention {
+        Contention {
+            sampled_ns: Cell::new(0),
+            waited_ns: Cell::new(0),
+            until_ns: Cell::new(0),
+            period_ns: Cell::new(0),
+        }
+    }
+
+    /// True if the thread recently had to wait for a core. `waited_ns` returns for how long in all,
+    /// if the kernel counts that.
+    pub(crate) fn is_recent(&self, now_ns: u64, waited_ns: impl FnOnce() -> Option<u64>) -> bool {
+        let sampled = self.sampled_ns.get();
+        let length = now_ns.saturating_sub(sampled);
+        if length >= SAMPLE_NS {
+            self.sampled_ns.set(now_ns);
+            if let Some(waited) = waited_ns() {
+                let new = waited.saturating_sub(self.waited_ns.replace(waited));
+                if sampled != 0 && new > length / CONTENDED_PART {
+                    self.extend(now_ns);
+                }
+            }
+        }
+        now_ns < self.until_ns.get()
+    }
+
+    fn extend(&self, now_ns: u64) {
+        let period = self.period_ns.get();
+        let period = match now_ns < self.until_ns.get() + period {
+            true => (2 * period).min(LAST_PERIOD_NS),
+            false => FIRST_PERIOD_NS,
+        };
+        self.period_ns.set(period);
+        self.until_ns.set(now_ns + period);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn a_thread_that_waits_for_cores_stops_spinning_for_longer_each_time() {
+        let contention = Contention::new();
+        assert!(
+            !contention.is_recent(1000 * MS, || Some(900 * MS)),
+            "it was long ago"
+        );
+        assert!(!contention.is_recent(1010 * MS, || Some(900 * MS + MS / 4)));
+        assert!(contention.is_recent(1020 * MS, || Some(902 * MS)));
+        assert!(contention.is_recent(1025 * MS, || panic!("it is too soon")));
+        assert!(contention.is_recent(1059 * MS, || Some(902 * MS)));
+        assert!(!contention.is_recent(1061 * MS, || panic!("it is too soon")));
+        // Once it spins again it has to wait again.
+        assert!(contention.is_recent(1070 * MS, || Some(912 * MS)));
+        assert!(contention.is_recent(1140 * MS, || Some(912 * MS)));
+        assert!(!contention.is_recent(1151 * MS, || Some(912 * MS)));
+        assert!(!contention.is_recent(9000 * MS, || None));
+    }
 
     #[test]
     fn after_long_waits_only_one_in_four_thousand_spins() {

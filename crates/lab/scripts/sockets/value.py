@@ -263,4 +263,5 @@ def main():
                 loop.wait()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -173,6 +173,9 @@ pub(super) fn is_ghost(fd: c_int, got: ssize_t) -> bool {
     is_ghost
 }
 
+/// Reads shorter than this do not open shared memory, where each costs three system calls.
+const MIN_READ_BYTES: u64 = 12 << 10;
+
 /// Accounts for a read by the C library.
 pub(super) fn ended(mut found: ConnectionRef, fd: c_int, got: ssize_t, flags: c_int) {
     if flags & (libc::MSG_PEEK | OUTSIDE_THE_STREAM) != 0 {
@@ -183,7 +186,7 @@ pub(super) fn ended(mut found: ConnectionRef, fd: c_int, got: ssize_t, flags: c_
         return;
     }
     let count = u64::try_from(got).unwrap_or(0);
-    if !found.is_search_due(found.before().bytes() + count) {
+    if count < MIN_READ_BYTES || !found.is_search_due(found.before().bytes() + count) {
         found.moved = count;
         return;
     }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 
 use super::{errno, real, set_errno};
-use crate::spin::{AdaptiveSpin, MAX_SPIN_NS};
+use crate::kernel;
+use crate::spin::{AdaptiveSpin, Contention, MAX_SPIN_NS};
 use crate::table;
 
 static NOW: timespec = timespec {
@@ -24,6 +25,7 @@ const LONG_RESULT: usize = 32 << 10;
 thread_local! {
     /// Spin statistics of this thread's waits for descriptors.
     static SPIN: AdaptiveSpin = const { AdaptiveSpin::new() };
+    static CONTENTION: Contention = const { Contention::new() };
     /// The thread's last read was part of a long transfer.
     static IS_LONG: Cell<bool> = const { Cell::new(false) };
 }
@@ -95,6 +97,12 @@ impl Drop for Quiet {
     }
 }
 
+/// True if a thread should sleep in its next wait, whatever its last waits were like.
+fn must_sleep() -> bool {
+    IS_LONG.take()
+        || CONTENTION.with(|it| it.is_recent(kernel::now_ns(), kernel::waited_for_cores_ns))
+}
+
 /// Polls until there is a result other than "nothing", or the time is over.
 fn spin_until<T: Copy>(
     spin: &AdaptiveSpin,
@@ -123,7 +131,7 @@ fn wait(
     look: impl Fn() -> c_int,
     sleep: impl FnOnce(Option<*const sigset_t>) -> c_int,
 ) -> c_int {
-    if !table::any_known() || IS_LONG.take() || !SPIN.with(AdaptiveSpin::begin) {
+    if !table::any_known() || must_sleep() || !SPIN.with(AdaptiveSpin::begin) {
         return sleep(None);
     }
     let first = look();
@@ -404,7 +412,7 @@ pub(crate) fn read(
     is_polled: impl Fn() -> bool,
     look: impl Fn() -> isize,
 ) -> Option<isize> {
-    if IS_LONG.take() || !spin.begin() {
+    if must_sleep() || !spin.begin() {
         return None;
     }
     let nothing = |got: isize| got < 0 && errno() == libc::EAGAIN;
