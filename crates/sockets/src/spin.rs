@@ -2,11 +2,26 @@
 //! longer than most answers of a process on the next core. `docs/design/sockets.md` §8.
 
 use std::cell::Cell;
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 /// Maximum spin time; about the cost of going to sleep and being woken.
-pub(crate) const MAX_SPIN_NS: u64 = 50_000;
+const MAX_SPIN: Duration = Duration::from_micros(50);
+/// Overrides [`MAX_SPIN`], here and for endpoints: microseconds, 0 for never.
+const SPIN_VARIABLE: &str = "DIPOLE_SPIN_US";
+
+/// How long a thread of this process spins.
+pub(crate) fn max_spin() -> Duration {
+    static OWN: OnceLock<Duration> = OnceLock::new();
+    *OWN.get_or_init(|| max_spin_from(std::env::var(SPIN_VARIABLE).ok().as_deref()))
+}
+
+fn max_spin_from(given: Option<&str>) -> Duration {
+    let given = given.and_then(|text| text.parse().ok());
+    given.map_or(MAX_SPIN, Duration::from_micros)
+}
 /// Maximum waits without spinning after an unsuccessful spin.
 const MAX_ASLEEP: u32 = 1 << 12;
 
@@ -119,6 +134,15 @@ mod tests {
     use super::*;
 
     const MS: u64 = 1_000_000;
+
+    #[test]
+    fn the_time_is_the_variable_s_if_that_is_a_number() {
+        assert_eq!(max_spin_from(Some("7")), Duration::from_micros(7));
+        assert_eq!(max_spin_from(Some("0")), Duration::ZERO);
+        for text in [None, Some(""), Some("fast"), Some("-1")] {
+            assert_eq!(max_spin_from(text), MAX_SPIN);
+        }
+    }
 
     #[test]
     fn a_thread_that_waits_for_cores_stops_spinning_for_longer_each_time() {

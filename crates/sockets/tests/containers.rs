@@ -155,3 +155,30 @@ fn containers_with_networks_of_their_own_use_tcp() {
         ));
     }
 }
+
+#[test]
+fn a_hundred_streams_arrive_in_a_container_with_little_memory() {
+    const STREAMS: &str = "iperf3 -s -1 -D -p $0 && iperf3 -c 127.0.0.1 -p $0 -P 100 -l 512K -t 2";
+    if let Some(why) = Testbed::why_not() {
+        eprintln!("SKIPPED: {why}");
+        return;
+    }
+    let found = Command::new("iperf3").arg("--version").output();
+    if !found.is_ok_and(|found| found.status.success()) {
+        eprintln!("SKIPPED: iperf3 is not installed");
+        return;
+    }
+    let place = Place::new();
+    let preload = format!("LD_PRELOAD={}", common::library().display());
+    let port = dipole_testbed::free_port("127.0.0.1").to_string();
+    let mut command = place.command(CONTAINER[0], false);
+    command.args(&CONTAINER[1..]);
+    command.args(["env", &preload, "sh", "-c", STREAMS, &port]);
+    let done = finished(command.spawn().expect("it starts"));
+    let text = String::from_utf8_lossy(&done.stdout);
+    let sums = text.lines().filter(|line| line.starts_with("[SUM]"));
+    assert!(
+        sums.last().is_some_and(|line| line.contains("receiver")),
+        "{text}"
+    );
+}

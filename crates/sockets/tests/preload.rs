@@ -98,6 +98,28 @@ fn unread_bytes_are_put_back_before_something_else_reads_them() {
 }
 
 #[test]
+fn a_program_with_an_allocator_of_its_own_forks() {
+    let place = Place::new();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/forks.c");
+    let program = place.folder.path().join("forks");
+    let mut link = Command::new("cc");
+    link.args(["-O1", "-pthread", "-o"])
+        .arg(&program)
+        .arg(source);
+    // Linked statically it registers its handlers of fork() after the library.
+    let linked = link.args(["-l:libjemalloc.a", "-lm"]).output();
+    if !linked.is_ok_and(|linked| linked.status.success()) {
+        eprintln!("SKIPPED: libjemalloc.a (libjemalloc-dev) or cc is not installed");
+        return;
+    }
+    let done = finished(place.command(&program, true).spawn().expect("it starts"));
+    assert_eq!(
+        String::from_utf8_lossy(&done.stdout),
+        "forked and allocated\n"
+    );
+}
+
+#[test]
 fn between_namespaces_a_program_sees_no_difference_either() {
     let Some(testbed) = two_nodes() else { return };
     let place = Place::new();

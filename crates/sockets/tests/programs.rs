@@ -340,6 +340,41 @@ fn nginx_serves_curl_and_wrk() {
 }
 
 #[test]
+fn a_proxy_that_splices_passes_everything_on() {
+    if !has(&["nginx", "curl", "haproxy"]) {
+        return;
+    }
+    World::each(|world| {
+        let bytes = world.file("file");
+        for (server_with, client_with) in ENDS {
+            let (port, behind) = (world.port(), world.port());
+            configure_nginx(world, &behind);
+            let mut server = world.command(End::Server, "nginx", server_with);
+            server.args(["-e", "stderr", "-c", &world.text_path("nginx.conf")]);
+            let _server = world.serve(&mut server, &behind);
+            let configuration = format!(
+                "global\n maxconn 100\ndefaults\n mode tcp\n timeout connect 5s\n \
+                 timeout client 60s\n timeout server 60s\n option splice-auto\nlisten all\n \
+                 bind :{port}\n server one {}:{behind}\n",
+                world.address()
+            );
+            std::fs::write(world.path("haproxy.cfg"), configuration).expect("a file");
+            let mut proxy = world.command(End::Server, "haproxy", server_with);
+            proxy.args(["-db", "-f", &world.text_path("haproxy.cfg")]);
+            let _proxy = world.serve(&mut proxy, &port);
+            let (url, copy) = (
+                format!("http://{}:{port}/file", world.address()),
+                world.text_path("copy"),
+            );
+            for _ in 0..5 {
+                world.run(client_with, "curl", &["-sSf", "-o", &copy, &url]);
+                world.assert_same("copy", &bytes);
+            }
+        }
+    });
+}
+
+#[test]
 fn redis_keeps_its_data_over_a_restart() {
     if !has(&["redis-server", "redis-cli", "redis-benchmark"]) {
         return;

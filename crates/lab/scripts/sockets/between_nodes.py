@@ -82,16 +82,17 @@ def redis(clients, before, ends):
     return float([line for line in found.splitlines() if line.startswith('"GET"')][0].replace('"', "").split(",")[1])
 
 
-def forwarders(libdipole, link, maps, ends, spins):
+def forwarders(link, maps, ends, spins):
     started = []
     for end in range(2):
-        environment = os.environ | {"LD_LIBRARY_PATH": libdipole, "DIPOLE_LINK": link, "DIPOLE_NID": str(end + 1),
+        environment = os.environ | {"LD_LIBRARY_PATH": FOLDER, "DIPOLE_LINK": link, "DIPOLE_NID": str(end + 1),
                                     "DIPOLE_HOSTS": f"{FOLDER}/hosts", "DIPOLE_RUNTIME_DIR": f"{FOLDER}/run{end}"}
         os.makedirs(f"{FOLDER}/run{end}", mode=0o700, exist_ok=True)
         words = at(end, f"{FOLDER}/forward", maps[end], str(2 - end), str(ends), *(["spin"] if spins else []))
         started.append(subprocess.Popen(words, env=environment, stdout=subprocess.PIPE))
     for one in started:
-        one.stdout.readline()
+        if not one.stdout.readline():
+            sys.exit("a forwarder did not start")
     return started
 
 
@@ -104,11 +105,12 @@ def main():
     join_nodes()
     run("clang", "-O2", "-g", "-target", "bpf", "-I/usr/include/x86_64-linux-gnu", "-c", HERE / "forward.bpf.c", "-o", f"{FOLDER}/forward.o")
     run("cc", "-O2", f"-I{INCLUDE}", "-o", f"{FOLDER}/forward", HERE / "forward.c", f"-L{options.libdipole}", "-ldipole")
+    os.symlink(os.path.abspath(f"{options.libdipole}/libdipole.so"), f"{FOLDER}/libdipole.so.0")
     os.mkdir(f"{FOLDER}/bpf")
     run("mount", "-t", "bpf", "bpf", f"{FOLDER}/bpf")
     atexit.register(subprocess.run, ["umount", f"{FOLDER}/bpf"])
     before, maps = zip(*(load(end) for end in range(2)))
-    ends = 200
+    ends = 1000
     for clients in (1, 50):
         found = {"TCP": [], "forwarders that sleep": [], "forwarders that spin": []}
         for _ in range(options.rounds):
@@ -116,7 +118,7 @@ def main():
                 if name == "TCP":
                     values.append(redis(clients, ([], []), ends))
                     continue
-                running = forwarders(options.libdipole, options.link, maps, ends, "spin" in name)
+                running = forwarders(options.link, maps, ends, "spin" in name)
                 try:
                     values.append(redis(clients, before, ends))
                 finally:

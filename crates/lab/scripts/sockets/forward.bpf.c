@@ -29,7 +29,7 @@ int keep(struct bpf_sock_ops *socket)
     return 0;
 }
 
-SEC("sk_msg/programs")
+SEC("sk_msg")
 int from_program(struct sk_msg_md *message)
 {
     __u32 own = message->local_port, other = bpf_ntohl(message->remote_port);
@@ -38,7 +38,7 @@ int from_program(struct sk_msg_md *message)
     return SK_PASS;
 }
 
-SEC("sk_msg/forwarders")
+SEC("sk_msg")
 int from_forwarder(struct sk_msg_md *message)
 {
     __u32 number = message->local_port - FORWARDER_PORTS;

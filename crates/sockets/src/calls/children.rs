@@ -8,7 +8,7 @@ use rustix::io::FdFlags;
 
 use super::{borrowed, errno, leaves, real, set_errno};
 use crate::account::{self, Reason};
-use crate::{directory, mux, table};
+use crate::{directory, mux, spin, table};
 
 /// Runs when the library is loaded.
 extern "C" fn loaded() {
@@ -20,6 +20,7 @@ extern "C" fn loaded() {
         let _kept = (
             directory::runtime_directory(),
             mux::min_shm_bytes(),
+            spin::max_spin(),
             account::is_enabled(),
         );
     });

@@ -9,7 +9,7 @@ use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespe
 
 use super::{errno, real, set_errno};
 use crate::kernel;
-use crate::spin::{AdaptiveSpin, Contention, MAX_SPIN_NS};
+use crate::spin::{AdaptiveSpin, Contention, max_spin};
 use crate::table;
 
 static NOW: timespec = timespec {
@@ -100,6 +100,7 @@ impl Drop for Quiet {
 /// True if a thread should sleep in its next wait, whatever its last waits were like.
 fn must_sleep() -> bool {
     IS_LONG.take()
+        || max_spin().is_zero()
         || CONTENTION.with(|it| it.is_recent(kernel::now_ns(), kernel::waited_for_cores_ns))
 }
 
@@ -109,7 +110,7 @@ fn spin_until<T: Copy>(
     nothing: impl Fn(T) -> bool,
     question: impl Fn() -> T,
 ) -> Option<T> {
-    let end = Instant::now() + Duration::from_nanos(MAX_SPIN_NS);
+    let end = Instant::now() + max_spin();
     let answer = loop {
         let answer = question();
         if !nothing(answer) {
