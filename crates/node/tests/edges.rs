@@ -375,7 +375,7 @@ fn get_from_two_regions(steps: usize) -> usize {
     let edge = pair.edge(7, 7);
     let regions = [3, 5].map(|factor| {
         let memory = RegionMemory::new(BYTES).expect("memory");
-        let held: Vec<u8> = (0..BYTES).map(|at| (at * factor / 97) as u8).collect();
+        let held: Vec<u8> = (0..=250).cycle().step_by(factor).take(BYTES).collect();
         memory.write(0, &held).expect("it fits");
         let key = pair.engines[1].open_region(7, memory.clone(), Rights::ALL);
         (key, held)

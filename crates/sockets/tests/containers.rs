@@ -176,9 +176,10 @@ fn a_hundred_streams_arrive_in_a_container_with_little_memory() {
     command.args(["env", &preload, "sh", "-c", STREAMS, &port]);
     let done = finished(command.spawn().expect("it starts"));
     let text = String::from_utf8_lossy(&done.stdout);
-    let sums = text.lines().filter(|line| line.starts_with("[SUM]"));
+    let mut sums = text.lines().filter(|line| line.starts_with("[SUM]"));
     assert!(
-        sums.last().is_some_and(|line| line.contains("receiver")),
+        sums.next_back()
+            .is_some_and(|line| line.contains("receiver")),
         "{text}"
     );
 }
