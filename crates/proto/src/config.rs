@@ -128,6 +128,11 @@ impl Config {
         limit_ns.max(MIN_UNREACHABLE_NS)
     }
 
+    /// How long an idle peer that is to make room for another one may take to reply.
+    pub(crate) fn eviction_ns(&self) -> u64 {
+        self.peer_timeout_ns / 4
+    }
+
     /// The window that a peer gets before it has sent anything.
     pub(crate) fn hello_window(&self) -> u32 {
         self.window_packets.min(self.session_packets).max(1)

@@ -60,11 +60,13 @@ pub use error::{BeginError, ConnectError, EdgeError, ProtocolViolation};
 pub use event::{EdgeId, Event, GoneReason, KeyMismatch, PathChange, PeerId};
 pub use holes::{Arrival, Hole, Holes, MAX_HOLES};
 pub use key::{Agreement, Party, Seal};
-pub use machine::{Addressed, Machine, PeerStatus, RENEWAL_NS, Train};
+pub use machine::{Addressed, Machine, PeerStatus, Train};
 pub use path_state::LaneState;
 pub use pipe::Delivery;
 pub use region::{Region, Rights};
 pub use send::{Slot, UnitState, UnitView};
-pub use session::{Frame, Frames, LaneStatus, LaneView, PathStatus, SessionStatus, Transmit, View};
+pub use session::{
+    Frame, Frames, LaneStatus, LaneView, PathStatus, RENEWAL_NS, SessionStatus, Transmit, View,
+};
 pub use stats::{DropReason, Stats};
 pub use time::Instant;

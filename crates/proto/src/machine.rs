@@ -28,7 +28,9 @@ use crate::event::{EdgeId, Event, GoneReason, INDEX_BITS, PeerId};
 use crate::handshake::{Cookies, HandshakePacket, Outbox};
 use crate::key::{Agreement, Seal};
 use crate::send::Slot;
-use crate::session::{Frame, Frames, LaneStatus, Own, Phase, Renewal, Session, Transmit};
+use crate::session::{
+    Frame, Frames, LaneStatus, Own, Phase, RENEWAL_NS, Renewal, Session, Transmit,
+};
 use crate::shared::Shared;
 use crate::stats::{DropReason, Stats};
 use crate::time::{Instant, SECOND};
@@ -44,9 +46,6 @@ use room::RoomSearch;
 /// Packets that one session sends before the next one: two full GSO batches.
 const TURN: u32 = 88;
 
-/// How long peers may take to prove again that they are members. It is longer than a cookie is
-/// valid, so that at least one hello gets a new cookie in spite of a flood of forged ones.
-pub const RENEWAL_NS: u64 = 40 * SECOND;
 /// Pause between the hellos that request such a proof.
 const RENEWAL_PAUSE_NS: u64 = SECOND / 2;
 

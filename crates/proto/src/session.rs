@@ -35,7 +35,7 @@ use crate::pace::Pace;
 use crate::parts::Assemblies;
 use crate::send::{SendWindow, Slot};
 use crate::shared::Shared;
-use crate::time::Instant;
+use crate::time::{Instant, SECOND};
 use crate::wire::{Address, HEADER_BYTES, Hello, Part, SHARE_BYTES, Trailer};
 use acks::Acks;
 use control_lane::ControlLane;
@@ -51,6 +51,10 @@ pub use status::{PathStatus, SessionStatus};
 pub(crate) use trains::Pieces;
 pub use transmit::{Frame, Frames, Transmit};
 pub use view::{LaneView, View};
+
+/// How long peers may take to prove again that they are members. It is longer than a cookie is
+/// valid, so that at least one hello gets a new cookie in spite of a flood of forged ones.
+pub const RENEWAL_NS: u64 = 40 * SECOND;
 
 /// State of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -131,11 +131,12 @@ impl Shared {
         (n / (2 * self.processes.max(1))).min(window / 4).max(1)
     }
 
-    /// Subtracts a time in which this process did not run.
-    pub(crate) fn discount(&mut self, absence_ns: u64) {
+    /// Subtracts a time in which this process did not run. Turns that packets have granted since then
+    /// stay as they are.
+    pub(crate) fn discount(&mut self, now: Instant, absence_ns: u64) {
         for endpoint in self.endpoints.values_mut() {
             if let Some(turn) = &mut endpoint.oversize {
-                turn.granted_at = turn.granted_at.after(absence_ns);
+                turn.granted_at = turn.granted_at.after(absence_ns).min(now);
             }
         }
     }

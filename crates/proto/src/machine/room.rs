@@ -50,7 +50,7 @@ impl Machine {
             return false;
         }
         let config = &self.shared.config;
-        let (idle_ns, reply_ns) = (config.suspect_after_ns, config.peer_timeout_ns / 4);
+        let (idle_ns, reply_ns) = (config.suspect_after_ns, config.eviction_ns());
         self.room.next_at = now.after(config.peer_timeout_ns);
         let sessions = self.peers.sessions();
         let mut idle: Vec<(Instant, PeerId)> = sessions

@@ -36,9 +36,9 @@ impl Machine {
 
     fn on_due(&mut self, now: Instant, absence: u64) {
         if absence > ABSENCE_NS {
-            self.shared.discount(absence);
+            self.shared.discount(now, absence);
             for session in self.peers.sessions_mut() {
-                session.discount(now, absence);
+                session.discount(now, absence, &self.shared.config);
             }
         }
         while let Some(index) = self.timers.pop(now) {

@@ -172,13 +172,14 @@ impl Liveness {
 
     /// Subtracts a time in which this process did not run. What packets have renewed since then
     /// stays as it is.
-    pub(crate) fn discount(&mut self, now: Instant, absence_ns: u64) {
+    pub(crate) fn discount(&mut self, now: Instant, absence_ns: u64, config: &Config) {
         let times = [&mut self.owed_since, &mut self.silent_since];
         for since in times.into_iter().flatten() {
             *since = since.after(absence_ns).min(now);
         }
         if self.is_evicting() {
-            self.evict_at = self.evict_at.after(absence_ns);
+            let later = self.evict_at.after(absence_ns);
+            self.evict_at = later.min(now.after(config.eviction_ns()));
         }
     }
 }
@@ -237,7 +238,7 @@ mod tests {
         assert!(!liveness.is_unreachable(Instant(2 * limit_ns - 1), &config));
         liveness.heard(Instant(2 * limit_ns - 1), true);
         assert!(!liveness.is_unreachable(Instant(2 * limit_ns), &config));
-        liveness.discount(Instant(4 * limit_ns), limit_ns);
+        liveness.discount(Instant(4 * limit_ns), limit_ns, &config);
         assert!(!liveness.is_unreachable(Instant(4 * limit_ns - 2), &config));
         assert!(liveness.is_unreachable(Instant(4 * limit_ns - 1), &config));
         liveness.cancel_reply();
@@ -248,12 +249,17 @@ mod tests {
     fn an_absence_of_this_process_is_not_the_peers_silence() {
         let (mut liveness, config) = (Liveness::new(Instant(0)), config());
         liveness.evict_at(Instant(50));
-        liveness.discount(Instant(1000), 900);
+        liveness.discount(Instant(1000), 900, &config);
         assert!(!liveness.is_dead(Instant(940), &config));
         assert!(liveness.is_dead(Instant(950), &config), "to be evicted");
         liveness.heard(Instant(960), true);
-        liveness.discount(Instant(1000), 900);
+        liveness.discount(Instant(1000), 900, &config);
         assert_eq!(liveness.owed_since(), Some(Instant(1000)));
+        // A packet that was handled before the timers has begun the eviction.
+        let at = Instant(1000).after(config.eviction_ns());
+        liveness.evict_at(at);
+        liveness.discount(Instant(1000), 1 << 50, &config);
+        assert!(liveness.is_dead(at, &config));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Time-outs of a session: ack requests, lost tails, dead lanes, silent peers.
 
+use crate::config::Config;
 use crate::event::{Event, GoneReason, KeyMismatch};
 use crate::lane::{Lane, LaneTimeouts};
-use crate::session::{Phase, Session};
+use crate::session::{Phase, RENEWAL_NS, Session};
 use crate::shared::Shared;
 use crate::time::Instant;
 
@@ -85,10 +86,11 @@ impl Session {
     }
 
     /// Subtracts a time in which this process did not run from all waits for the peer.
-    pub(crate) fn discount(&mut self, now: Instant, absence_ns: u64) {
-        self.liveness.discount(now, absence_ns);
+    pub(crate) fn discount(&mut self, now: Instant, absence_ns: u64, config: &Config) {
+        self.liveness.discount(now, absence_ns, config);
         if let Some(renewal) = &mut self.keys.renewal {
-            renewal.until = renewal.until.after(absence_ns);
+            let later = renewal.until.after(absence_ns);
+            renewal.until = later.min(now.after(RENEWAL_NS));
         }
         self.retransmission.discount(now, absence_ns);
     }
