@@ -155,7 +155,7 @@ fn seeds_violate_no_rule() {
 }
 
 /// Seeds after the first five hundred that once violated a rule.
-const ONCE_BROKEN: [u64; 16] = [
+const ONCE_BROKEN: [u64; 17] = [
     // Retransmissions cycled through six units and three lanes in step, so that the next unit always used a dead interface.
     177_882_200_406_223,
     // An ack request just before each tail time-out kept a dead interface's lane from being blamed.
@@ -189,6 +189,9 @@ const ONCE_BROKEN: [u64; 16] = [
     // After an absence of 20 minutes a turn for a long message, granted just before the time was
     // corrected, seemed to be of the future and was not forfeited for as long.
     231_779_422_343_551,
+    // Nothing more might be sent to the only address that was left, and a packet shorter than its header
+    // was written.
+    114_433_502_970_336,
 ];
 
 #[test]

@@ -344,10 +344,13 @@ impl Session {
         self.acknowledge_in(&mut header, shared);
         // Control packets are as short as every path allows, because they report losses on the other lanes.
         let mut limit = bytes.len().min(LEAST_PACKET_BYTES);
+        let seal_bytes = self.keys.seals.out.bytes();
         if !self.lanes[index].path.is_heard() {
-            limit = limit.min(self.paths.unproven_left());
+            // A bare header always goes: no other lane is left, and requests are repeated ever more rarely.
+            let left = self.paths.unproven_left().max(HEADER_BYTES + seal_bytes);
+            limit = limit.min(left);
         }
-        let limit = limit - self.keys.seals.out.bytes();
+        let limit = limit - seal_bytes;
         let mut end = HEADER_BYTES;
         end += self.put_window(&mut bytes[end..limit], shared);
         end += self.put_backlog(&mut bytes[end..limit]);
@@ -363,7 +366,7 @@ impl Session {
         let more =
             lanes_left || self.channel.has_grant() || self.lanes.iter().any(Lane::must_send_floor);
         self.acks.sent(more);
-        self.count_unproven(index, end + self.keys.seals.out.bytes());
+        self.count_unproven(index, end + seal_bytes);
         self.finish(header, bytes, end);
         let mut control = self.leaving(index, Frame::Scratch(slot), end);
         control.any_port &= kind == Kind::Ack; // A request renews the mapping in a NAT on the way.
