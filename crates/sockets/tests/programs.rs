@@ -351,7 +351,7 @@ fn a_proxy_that_splices_passes_everything_on() {
             configure_nginx(world, &behind);
             let mut server = world.command(End::Server, "nginx", server_with);
             server.args(["-e", "stderr", "-c", &world.text_path("nginx.conf")]);
-            let _server = world.serve(&mut server, &behind);
+            let mut server = world.serve(&mut server, &behind);
             let configuration = format!(
                 "global\n maxconn 100\ndefaults\n mode tcp\n timeout connect 5s\n \
                  timeout client 60s\n timeout server 60s\n option splice-auto\nlisten all\n \
@@ -370,6 +370,10 @@ fn a_proxy_that_splices_passes_everything_on() {
                 world.run(client_with, "curl", &["-sSf", "-o", &copy, &url]);
                 world.assert_same("copy", &bytes);
             }
+            // Killed, it would leave its workers behind.
+            let master = server.0.id().to_string();
+            let _ = Command::new("kill").args(["-TERM", &master]).status();
+            let _ = server.0.wait();
         }
     });
 }
