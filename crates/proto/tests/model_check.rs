@@ -24,14 +24,14 @@ use std::sync::atomic::Ordering;
 use model::fair::Stall;
 use model::memory::Ask;
 use model::pipes::{Call, Exchange, READ_AT_ONCE, charge};
-use model::scenario::{Scenario, Thread, bound};
+use model::scenario::{Scenario, Thread, bound, sizes};
 use model::{run, run_pipes};
 
 // ---- both rules ---------------------------------------------------------------
 
 #[test]
 fn with_both_rules_an_exchange_with_one_frame_and_one_message_of_pool_ends() {
-    for messages in [Some(2), bound().map(|_| 3)].into_iter().flatten() {
+    for messages in sizes(2, 3) {
         let mut scenario = Scenario::exchange(messages, 1, 1);
         scenario.drops = 1;
         scenario.duplicates = 1;
@@ -42,7 +42,7 @@ fn with_both_rules_an_exchange_with_one_frame_and_one_message_of_pool_ends() {
 
 #[test]
 fn with_both_rules_an_exchange_with_reordered_units_ends() {
-    for drops in [Some(0), bound().map(|_| 1)].into_iter().flatten() {
+    for drops in sizes(0, 1) {
         let mut scenario = Scenario::exchange(2, 2, 2);
         scenario.drops = drops;
         let name = format!("both rules, 2+2 messages, 2 frames, pool of 2, {drops} losses");
@@ -60,7 +60,7 @@ fn with_both_rules_an_exchange_with_reordered_units_ends() {
 
 #[test]
 fn with_both_rules_holes_in_a_stream_are_filled() {
-    for messages in [Some(3), bound().map(|_| 4)].into_iter().flatten() {
+    for messages in sizes(3, 4) {
         let mut scenario = Scenario::stream(messages, 3, 2);
         scenario.capacity = 3;
         scenario.drops = 1;
@@ -91,7 +91,7 @@ fn with_both_rules_premature_time_outs_do_no_harm() {
 
 #[test]
 fn units_that_are_cut_at_any_time_arrive_once() {
-    for duplicates in [Some(0), bound().map(|_| 1)].into_iter().flatten() {
+    for duplicates in sizes(0, 1) {
         let mut scenario = Scenario::stream(2, 2, 1).with_narrowing();
         scenario.drops = 1;
         scenario.duplicates = duplicates;
@@ -156,7 +156,7 @@ fn without_the_first_rule_one_pool_livelocks() {
 
 #[test]
 fn without_the_second_rule_one_pool_livelocks() {
-    for buffers in [Some(3), bound().map(|_| 2)].into_iter().flatten() {
+    for buffers in sizes(3, 2) {
         let scenario = Scenario::exchange(2, 2, 1)
             .with_one_pool(buffers)
             .without_second_rule();

@@ -107,6 +107,7 @@ fn units_in_flight_on_a_dead_lane_arrive_on_another_before_their_own_time_outs()
     }
     let queued = wire.hosts[0].machine.queued(edge.peer) as u64;
     assert!(queued > 170, "{queued} units");
+    // They need 15 ms, and 46 ms if each waits for its own time-out.
     assert!(
         wire.run(30 * MILLISECOND, |wire| wire.hosts[0]
             .machine

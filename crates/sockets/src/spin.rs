@@ -81,7 +81,7 @@ const LAST_PERIOD_NS: u64 = 1_280_000_000;
 
 /// Whether other threads want the core of a thread. A spin delays them, and the one that would
 /// answer may be among them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Contention {
     /// Time of the last sample; 0 before the first.
     sampled_ns: Cell<u64>,
@@ -136,7 +136,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn the_time_is_the_variable_s_if_that_is_a_number() {
+    fn the_variable_sets_the_time_if_it_is_a_number() {
         assert_eq!(max_spin_from(Some("7")), Duration::from_micros(7));
         assert_eq!(max_spin_from(Some("0")), Duration::ZERO);
         for text in [None, Some(""), Some("fast"), Some("-1")] {

@@ -5,11 +5,10 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Command;
 
-use common::{Place, finished, two_nodes};
+use common::{Place, carried, finished, has, start_server, two_nodes};
 use dipole_testbed::Testbed;
 
 /// A memory file system of its own, as small as the usual one of a container.
@@ -71,25 +70,6 @@ fn end(place: &Place, before: &[&str], walls: Walls, words: &[&str]) -> Command 
     command
 }
 
-fn port_of(server: &mut Child) -> String {
-    let said = server.stdout.as_mut().expect("it is piped");
-    // One byte at a time: the rest is read once it has ended.
-    let mut line = String::new();
-    let mut reader = BufReader::with_capacity(1, said);
-    reader.read_line(&mut line).expect("its port");
-    line.trim().to_owned()
-}
-
-/// Bytes that TCP carried to an end, and those that arrived in all.
-fn carried(child: Child) -> (u64, u64) {
-    let output = finished(child);
-    let text = String::from_utf8_lossy(&output.stdout);
-    let line = text.lines().last().unwrap_or_default();
-    let (some, all) = line.split_once(" of ").unwrap_or_else(|| panic!("{text}"));
-    let number = |text: &str| text.parse().expect("a number");
-    (number(some), number(all))
-}
-
 /// Sends millions of bytes both ways between a server and a client, each with the words that enter
 /// its network and its container; both compare them. True if all of them used TCP.
 fn all_over_tcp(ends: [(&[&str], Walls); 2], address: &str) -> bool {
@@ -98,11 +78,10 @@ fn all_over_tcp(ends: [(&[&str], Walls); 2], address: &str) -> bool {
     let readable = ["a+rx", place.folder.path().to_str().expect("plain text")];
     let changed = Command::new("chmod").args(readable).status();
     assert!(changed.expect("chmod starts").success());
-    let started = end(&place, at_server, server, &["server", "0", address]).spawn();
-    let mut server = started.expect("it starts");
-    let port = port_of(&mut server);
+    let (server, port) = start_server(end(&place, at_server, server, &["server", "0", address]));
     let client = end(&place, at_client, client, &["client", &port, address]).spawn();
-    let ((one, all), (other, _)) = (carried(client.expect("it starts")), carried(server));
+    let client = finished(client.expect("it starts"));
+    let ((one, all), (other, _)) = (carried(&client.stdout), carried(&finished(server).stdout));
     one >= all && other >= all
 }
 
@@ -163,9 +142,7 @@ fn a_hundred_streams_arrive_in_a_container_with_little_memory() {
         eprintln!("SKIPPED: {why}");
         return;
     }
-    let found = Command::new("iperf3").arg("--version").output();
-    if !found.is_ok_and(|found| found.status.success()) {
-        eprintln!("SKIPPED: iperf3 is not installed");
+    if !has(&["iperf3"]) {
         return;
     }
     let place = Place::new();

@@ -4,14 +4,16 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use dipole_testbed::c_programs::compile;
 
-use common::{LIMIT, Place, ended_within, finished, finished_within, two_nodes};
+use common::{
+    LIMIT, Place, carried, ended_within, finished, finished_within, start_server, two_nodes,
+};
 
 fn python(place: &Place, script: &str, words: &[&str], with: bool) -> Command {
     let script = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -20,34 +22,6 @@ fn python(place: &Place, script: &str, words: &[&str], with: bool) -> Command {
     let mut command = place.command("python3", with);
     command.arg(script).args(words);
     command
-}
-
-/// Bytes carried over TCP and in total, from a last line `x of y`.
-fn carried(text: &[u8]) -> (u64, u64) {
-    let text = String::from_utf8_lossy(text);
-    let line = text.lines().last().unwrap_or_default();
-    let (some, all) = line.split_once(" of ").unwrap_or_else(|| panic!("{text}"));
-    (
-        some.parse().expect("a number"),
-        all.parse().expect("a number"),
-    )
-}
-
-fn start_server(mut command: Command) -> (Child, String) {
-    let mut server = command.spawn().expect("python3 starts");
-    let mut line = String::new();
-    let said = server.stdout.as_mut().expect("it is piped");
-    // The server prints only the port before a client connects.
-    while !line.ends_with('\n') {
-        let mut byte = [0];
-        assert_eq!(
-            said.read(&mut byte).expect("its port"),
-            1,
-            "the server ended"
-        );
-        line.push(char::from(byte[0]));
-    }
-    (server, line.trim().to_owned())
 }
 
 #[test]

@@ -6,14 +6,14 @@
 
 mod common;
 
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{LIMIT, Place, ended_within, finished, library, two_nodes};
-use dipole_testbed::Testbed;
+use common::{LIMIT, Place, ended_within, finished, has, library, two_nodes};
+use dipole_testbed::{Testbed, free_port};
 
 /// Ends that use the library: server, client.
 const ENDS: [(bool, bool); 3] = [(true, true), (true, false), (false, true)];
@@ -91,12 +91,7 @@ impl World {
 
     /// A port that is free now.
     fn port(&self) -> String {
-        let port = self.at_server(|| {
-            let listener = TcpListener::bind((IpAddr::from([0, 0, 0, 0]), 0));
-            let address = listener.and_then(|listener| listener.local_addr());
-            address.expect("a free port").port()
-        });
-        port.to_string()
+        self.at_server(|| free_port("0.0.0.0")).to_string()
     }
 
     /// Starts a server and waits until it listens.
@@ -162,21 +157,6 @@ fn listens(port: &str) -> bool {
             words.get(1).is_some_and(|at| at.ends_with(&own)) && words.get(3) == Some(&LISTEN)
         })
     })
-}
-
-/// True if all programs are installed; otherwise prints the missing ones.
-fn has(programs: &[&str]) -> bool {
-    let missing = |name: &&&str| {
-        let found = Command::new("sh")
-            .args(["-c", "command -v \"$0\"", name])
-            .output();
-        !found.is_ok_and(|found| found.status.success())
-    };
-    let missing = programs.iter().find(missing);
-    if let Some(name) = missing {
-        eprintln!("SKIPPED: {name} is not installed");
-    }
-    missing.is_none()
 }
 
 fn all_wanted() -> bool {

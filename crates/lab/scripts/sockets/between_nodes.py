@@ -11,27 +11,17 @@ import argparse
 import atexit
 import os
 import pathlib
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
+
+from value import CGROUPS, FOLDER, build_bpf, run
 
 HERE = pathlib.Path(__file__).parent
 INCLUDE = HERE.parents[3] / "include"
-FOLDER = tempfile.mkdtemp(dir="/dev/shm")
-atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
-CGROUPS = "/sys/fs/cgroup/unified" if os.path.isdir("/sys/fs/cgroup/unified") else "/sys/fs/cgroup"
 NAMES = [f"between{os.getpid()}{end}" for end in "sc"]
 ADDRESSES = ["10.79.0.1", "10.79.0.2"]
-
-
-def run(*words, **options):
-    done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
-    if done.returncode:
-        sys.exit(f"{' '.join(map(str, words))}: {done.stderr or done.returncode}")
-    return done.stdout
 
 
 def at(end, *words):
@@ -51,11 +41,11 @@ def join_nodes():
         file.writelines(f"{end + 1} {ADDRESSES[end]}\n" for end in range(2))
 
 
-def load(end):
+def load(end, objects, files):
     """Programs and maps of one node, and the cgroup whose connections they take."""
-    pins, group = f"{FOLDER}/bpf/{end}", f"{CGROUPS}/between{os.getpid()}{end}"
+    pins, group = f"{files}/{end}", f"{CGROUPS}/between{os.getpid()}{end}"
     os.mkdir(pins)
-    run("bpftool", "prog", "loadall", f"{FOLDER}/forward.o", f"{pins}/programs", "pinmaps", f"{pins}/maps")
+    run("bpftool", "prog", "loadall", objects, f"{pins}/programs", "pinmaps", f"{pins}/maps")
     for program, sockets in (("from_program", "programs"), ("from_forwarder", "forwarders")):
         run("bpftool", "prog", "attach", "pinned", f"{pins}/programs/{program}", "msg_verdict", "pinned", f"{pins}/maps/{sockets}")
     os.mkdir(group)
@@ -103,13 +93,10 @@ def main():
     parser.add_argument("--link", default="bpf")
     options = parser.parse_args()
     join_nodes()
-    run("clang", "-O2", "-g", "-target", "bpf", "-I/usr/include/x86_64-linux-gnu", "-c", HERE / "forward.bpf.c", "-o", f"{FOLDER}/forward.o")
+    objects, files = build_bpf("forward.bpf.c")
     run("cc", "-O2", f"-I{INCLUDE}", "-o", f"{FOLDER}/forward", HERE / "forward.c", f"-L{options.libdipole}", "-ldipole")
     os.symlink(os.path.abspath(f"{options.libdipole}/libdipole.so"), f"{FOLDER}/libdipole.so.0")
-    os.mkdir(f"{FOLDER}/bpf")
-    run("mount", "-t", "bpf", "bpf", f"{FOLDER}/bpf")
-    atexit.register(subprocess.run, ["umount", f"{FOLDER}/bpf"])
-    before, maps = zip(*(load(end) for end in range(2)))
+    before, maps = zip(*(load(end, objects, files) for end in range(2)))
     ends = 1000
     for clients in (1, 50):
         found = {"TCP": [], "forwarders that sleep": [], "forwarders that spin": []}

@@ -38,6 +38,17 @@ def run(*words, **options):
     return done.stdout
 
 
+def build_bpf(source):
+    """Compiles programs for the kernel; returns their file, and a folder for what is loaded from it."""
+    objects, files = f"{FOLDER}/programs.o", f"{FOLDER}/bpf"
+    source = pathlib.Path(__file__).with_name(source)
+    run("clang", "-O2", "-g", "-target", "bpf", "-I/usr/include/x86_64-linux-gnu", "-c", source, "-o", objects)
+    os.mkdir(files)
+    run("mount", "-t", "bpf", "bpf", files)
+    atexit.register(subprocess.run, ["umount", files])
+    return objects, files
+
+
 class Place:
     """Where server and client run."""
 
@@ -91,13 +102,9 @@ class Redirection(Tcp):
     name = "redirection"
 
     def __init__(self):
-        source = pathlib.Path(__file__).with_name("redirect.bpf.c")
-        self.files, self.group = f"{FOLDER}/bpf", f"{CGROUPS}/value{os.getpid()}"
-        run("clang", "-O2", "-g", "-target", "bpf", "-I/usr/include/x86_64-linux-gnu", "-c", source, "-o", f"{FOLDER}/redirect.o")
-        os.mkdir(self.files)
-        run("mount", "-t", "bpf", "bpf", self.files)
-        atexit.register(subprocess.run, ["umount", self.files])
-        run("bpftool", "prog", "loadall", f"{FOLDER}/redirect.o", f"{self.files}/programs", "pinmaps", f"{self.files}/maps")
+        objects, self.files = build_bpf("redirect.bpf.c")
+        self.group = f"{CGROUPS}/value{os.getpid()}"
+        run("bpftool", "prog", "loadall", objects, f"{self.files}/programs", "pinmaps", f"{self.files}/maps")
         run("bpftool", "prog", "attach", "pinned", f"{self.files}/programs/redirect", "msg_verdict", "pinned", f"{self.files}/maps/ends")
         os.mkdir(self.group)
         atexit.register(os.rmdir, self.group)

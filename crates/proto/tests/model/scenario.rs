@@ -206,6 +206,11 @@ impl Scenario {
     }
 }
 
+/// The size of a run that takes seconds, and with `DIPOLE_MODEL_BOUND` that of a longer one.
+pub fn sizes<T>(usual: T, long: T) -> impl Iterator<Item = T> {
+    std::iter::once(usual).chain(bound().map(|_| long))
+}
+
 /// The value of `DIPOLE_MODEL_BOUND`. Without it only runs are explored that take seconds.
 pub fn bound() -> Option<u8> {
     let text = std::env::var("DIPOLE_MODEL_BOUND").ok()?;

@@ -97,11 +97,12 @@ impl Drop for Quiet {
     }
 }
 
-/// True if a thread should sleep in its next wait, whatever its last waits were like.
-fn must_sleep() -> bool {
-    IS_LONG.take()
-        || max_spin().is_zero()
-        || CONTENTION.with(|it| it.is_recent(kernel::now_ns(), kernel::waited_for_cores_ns))
+/// Starts a wait: true if the thread may spin. Only then it is worth looking at the clock.
+fn may_spin(spin: &AdaptiveSpin) -> bool {
+    !IS_LONG.take()
+        && spin.begin()
+        && !max_spin().is_zero()
+        && !CONTENTION.with(|it| it.is_recent(kernel::now_ns(), kernel::waited_for_cores_ns))
 }
 
 /// Polls until there is a result other than "nothing", or the time is over.
@@ -132,7 +133,7 @@ fn wait(
     look: impl Fn() -> c_int,
     sleep: impl FnOnce(Option<*const sigset_t>) -> c_int,
 ) -> c_int {
-    if !table::any_known() || must_sleep() || !SPIN.with(AdaptiveSpin::begin) {
+    if !table::any_known() || !SPIN.with(may_spin) {
         return sleep(None);
     }
     let first = look();
@@ -413,7 +414,7 @@ pub(crate) fn read(
     is_polled: impl Fn() -> bool,
     look: impl Fn() -> isize,
 ) -> Option<isize> {
-    if must_sleep() || !spin.begin() {
+    if !may_spin(spin) {
         return None;
     }
     let nothing = |got: isize| got < 0 && errno() == libc::EAGAIN;

@@ -1,5 +1,4 @@
-/* Forks with open connections while handlers of fork and the allocator of the program are in each other's way:
- * linked with an allocator that locks itself around fork(). */
+/* Forks with many open connections; linked with an allocator that locks itself around fork(). */
 #include "connection.h"
 
 enum { CONNECTIONS = 200, FORKS = 20 };

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses some of it")]
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -80,4 +81,48 @@ pub(crate) fn two_nodes() -> Option<Testbed> {
     }
     let built = Testbed::builder().nodes(2).build();
     Some(built.expect("a testbed can be made here"))
+}
+
+/// Bytes carried over TCP and in total, from a last line `x of y`.
+pub(crate) fn carried(text: &[u8]) -> (u64, u64) {
+    let text = String::from_utf8_lossy(text);
+    let line = text.lines().last().unwrap_or_default();
+    let (some, all) = line.split_once(" of ").unwrap_or_else(|| panic!("{text}"));
+    (
+        some.parse().expect("a number"),
+        all.parse().expect("a number"),
+    )
+}
+
+/// Starts a server that prints its port first; returns that, too.
+pub(crate) fn start_server(mut command: Command) -> (Child, String) {
+    let mut server = command.spawn().expect("python3 starts");
+    let mut line = String::new();
+    let said = server.stdout.as_mut().expect("it is piped");
+    // The server prints only the port before a client connects.
+    while !line.ends_with('\n') {
+        let mut byte = [0];
+        assert_eq!(
+            said.read(&mut byte).expect("its port"),
+            1,
+            "the server ended"
+        );
+        line.push(char::from(byte[0]));
+    }
+    (server, line.trim().to_owned())
+}
+
+/// True if all programs are installed; otherwise prints the missing ones.
+pub(crate) fn has(programs: &[&str]) -> bool {
+    let missing = |name: &&&str| {
+        let found = Command::new("sh")
+            .args(["-c", "command -v \"$0\"", name])
+            .output();
+        !found.is_ok_and(|found| found.status.success())
+    };
+    let missing = programs.iter().find(missing);
+    if let Some(name) = missing {
+        eprintln!("SKIPPED: {name} is not installed");
+    }
+    missing.is_none()
 }

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use dipole_testbed::free_port;
-
 use tempfile::TempDir;
 
 use crate::testbed::{Process, Report, cleaned, once_answered};
