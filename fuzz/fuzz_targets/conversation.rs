@@ -1,4 +1,4 @@
-//! Two machines on a wire that follows a hostile script; see `tests/hostile`.
+//! Two machines on a wire that follows a hostile script; see `crates/proto/tests/protocol/hostile`.
 //!
 //! The first byte decides whether the script may forge trailers. If not, everything sent must
 //! arrive once and in order.
@@ -8,7 +8,7 @@
 use hostile::{decode, play, play_honest};
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../crates/proto/tests/hostile/mod.rs"]
+#[path = "../../crates/proto/tests/protocol/hostile/mod.rs"]
 mod hostile;
 
 fuzz_target!(|bytes: &[u8]| {

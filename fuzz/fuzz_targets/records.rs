@@ -6,7 +6,7 @@ use dipole_proto::wire::{CRC_BYTES, HEADER_BYTES, Header, Kind, Packet};
 use libfuzzer_sys::fuzz_target;
 use samples::Sample;
 
-#[path = "../../crates/proto/tests/samples/mod.rs"]
+#[path = "../../crates/proto/tests/protocol/samples/mod.rs"]
 mod samples;
 
 fn packet_of(records: &[u8]) -> Vec<u8> {

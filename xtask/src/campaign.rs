@@ -43,7 +43,10 @@ impl Campaign {
                     knobs: &[("DIPOLE_ATTACK_S", "20")],
                     ..part("dipole-tools", "attack")
                 },
-                part("dipole-node", "hostile"),
+                Part {
+                    tests: &["hostile::"],
+                    ..part("dipole-node", "api")
+                },
                 part("dipole-node", "users"),
                 part("dipole-tools", "broker"),
                 Part {
@@ -62,17 +65,25 @@ impl Campaign {
                     knobs: &[("DIPOLE_CLUSTER_S", "20")],
                     ..part("dipole-tools", "cluster")
                 },
-                part("dipole-node", "memory"),
+                Part {
+                    tests: &["messages::"],
+                    ..part("dipole-node", "memory")
+                },
             ],
             Campaign::Kill => vec![
                 Part {
                     knobs: &[("DIPOLE_STORM", "1000")],
                     ..part("dipole-node", "storm")
                 },
-                part("dipole-node", "ports_killed"),
-                part("dipole-node", "silence"),
+                Part {
+                    tests: &["ports_killed::", "silence::"],
+                    ..part("dipole-node", "processes")
+                },
                 part("dipole-group", "groups"),
-                part("dipole-tools", "run_losses"),
+                Part {
+                    tests: &["run_losses::"],
+                    ..part("dipole-tools", "commands")
+                },
                 part("dipole-tools", "agent"),
             ],
         }
@@ -123,4 +134,23 @@ pub(crate) fn campaign(which: Campaign, minutes: u64) -> Result<(), Failure> {
         println!("{rounds:>6} x {} {}", part.package, part.binary);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::assert_is_test;
+
+    #[test]
+    fn every_part_is_a_test_program_that_exists() {
+        for campaign in [Campaign::Attack, Campaign::Soak, Campaign::Kill] {
+            for part in campaign
+                .parts()
+                .iter()
+                .filter(|part| !part.binary.is_empty())
+            {
+                assert_is_test(part.package, part.binary, part.tests);
+            }
+        }
+    }
 }

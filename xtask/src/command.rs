@@ -71,3 +71,17 @@ pub(crate) fn output_of(command: &mut Command) -> Option<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     output.status.success().then_some(text)
 }
+
+/// Checks that a package has a test program, and the modules in filters such as `module::`.
+#[cfg(test)]
+pub(crate) fn assert_is_test(package: &str, test: &str, filters: &[&str]) {
+    let package = package.strip_prefix("dipole-").unwrap_or(package);
+    let tests = root().join("crates").join(package).join("tests");
+    let has = |name: &str| tests.join(name).is_file();
+    let main = [format!("{test}.rs"), format!("{test}/main.rs")];
+    assert!(main.iter().any(|name| has(name)), "{package}: {main:?}");
+    for (module, _) in filters.iter().filter_map(|filter| filter.split_once("::")) {
+        let files = [".rs", "/mod.rs"].map(|end| format!("{test}/{module}{end}"));
+        assert!(files.iter().any(|name| has(name)), "{package}: {files:?}");
+    }
+}

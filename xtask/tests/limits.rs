@@ -53,7 +53,7 @@ const EXCEPTIONS: &[(&str, &str)] = &[
         "independent parameters of the specification",
     ),
     (
-        "crates/proto/tests/pair/mod.rs: Wire",
+        "crates/proto/tests/protocol/pair/mod.rs: Wire",
         "independent faults and counters of a test network",
     ),
     (

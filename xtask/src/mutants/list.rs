@@ -78,4 +78,14 @@ mod tests {
             assert_ne!(mutant.snippet, mutant.replacement, "{}", mutant.name);
         }
     }
+
+    #[test]
+    fn every_suite_is_a_test_program_that_exists() {
+        for mutant in all() {
+            if let Suite::Test(package, test, filter) = mutant.suite {
+                let filters: Vec<_> = filter.split_whitespace().collect();
+                crate::command::assert_is_test(package, test, &filters);
+            }
+        }
+    }
 }

@@ -8,7 +8,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "refusals-end-with-their-edge",
         effect: "a refusal is forgotten when its edge is opened again or its process leaves",
         file: "crates/engine/src/core.rs",
-        suite: Suite::Test("dipole-node", "drains", ""),
+        suite: Suite::Test("dipole-node", "api", "drains::"),
         snippet: "self.refusals.record(peer, ends, reason);",
         replacement: "let _ignored = (peer, ends, reason);",
     },
@@ -45,7 +45,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "announced-next-to-offer",
         effect: "a long message is sent in parts while those of an earlier one may be requested",
         file: "crates/engine/src/shared_memory/long.rs",
-        suite: Suite::Test("dipole-node", "edges", ""),
+        suite: Suite::Test("dipole-node", "memory", "edges::"),
         snippet: "*other == edge && message.streamed.is_none()",
         replacement: "*other == edge && message.streamed.is_none() && message.length == 0",
     },
@@ -143,7 +143,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "answer-without-room-lost",
         effect: "the answer to a peer's memory operation is dropped if it finds no room",
         file: "crates/engine/src/send_answers.rs",
-        suite: Suite::Test("dipole-node", "try_again", ""),
+        suite: Suite::Test("dipole-node", "api", "try_again::"),
         snippet: "Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => break false,",
         replacement: "Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => {
                     answers.queue.pop_front();
