@@ -1,13 +1,15 @@
 //! Calls between an agent and its caller: arbitrary greetings, proofs and frames, also from a peer
 //! that has the key.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use std::io::Cursor;
 
-use dipole_launch::call::{Answer, Channel, Frame, GREETING_BYTES, Greeting, PROOF_BYTES, Request, verify};
+use dipole_fuzz::fuzz_target;
+use dipole_launch::call::{
+    Answer, Channel, Frame, GREETING_BYTES, Greeting, PROOF_BYTES, Request, verify,
+};
 use dipole_node::ClusterKey;
-use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     let key = ClusterKey::new([7; 32]);
@@ -22,7 +24,10 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(!verify(&key, &greeting, proof), "a proof cannot be guessed");
     }
     // An agent that this side calls and that does not have the key.
-    let mut stranger = Stream { says: rest, heard: Vec::new() };
+    let mut stranger = Stream {
+        says: rest,
+        heard: Vec::new(),
+    };
     assert!(Channel::call(&mut stranger, &key, &greeting).is_err());
     // A peer that has the key and then sends arbitrary bytes, or arbitrary messages in valid frames.
     let proof: [u8; PROOF_BYTES] = stranger.heard.try_into().expect("the caller's proof");

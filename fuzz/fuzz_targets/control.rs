@@ -1,10 +1,10 @@
 //! Any control packet is refused, or its message is decoded as it was encoded.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
+use dipole_fuzz::fuzz_target;
 use dipole_naming::envelope::{Authenticator, Message, Opened};
 use dipole_naming::registry::{Announcement, Query, Response};
-use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     let authenticator = Authenticator::new(None);

@@ -3,10 +3,10 @@
 //! The first byte decides whether the script may forge trailers. If not, everything sent must
 //! arrive once and in order.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
+use dipole_fuzz::fuzz_target;
 use hostile::{decode, play, play_honest};
-use libfuzzer_sys::fuzz_target;
 
 #[path = "../../crates/proto/tests/protocol/hostile/mod.rs"]
 mod hostile;

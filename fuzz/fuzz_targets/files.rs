@@ -1,11 +1,11 @@
 //! Files written by users or received from other nodes are refused, or parsed and written again
 //! without a change: lines of hosts files, and keys.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
+use dipole_fuzz::fuzz_target;
 use dipole_naming::hosts::Hosts;
 use dipole_naming::key::ClusterKey;
-use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     let Ok(text) = std::str::from_utf8(bytes) else {

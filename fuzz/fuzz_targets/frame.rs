@@ -1,12 +1,12 @@
 //! A UDP packet is found only in a frame that contains one, and frames are parsed as they were
 //! written.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use std::net::SocketAddr;
 
 use dipole_bpf::headers::{Ethernet, Template, read_udp};
-use libfuzzer_sys::fuzz_target;
+use dipole_fuzz::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Some((_, payload)) = read_udp(bytes) {
@@ -18,7 +18,10 @@ fuzz_target!(|bytes: &[u8]| {
     };
     let payload = &bytes[..bytes.len().min(9000)];
     for [from, to] in [
-        [SocketAddr::from(([10, 0, 0, 1], 7)), SocketAddr::from(([10, 0, 0, 2], 9))],
+        [
+            SocketAddr::from(([10, 0, 0, 1], 7)),
+            SocketAddr::from(([10, 0, 0, 2], 9)),
+        ],
         [
             SocketAddr::from(([1, 0, 0, 0, 0, 0, 0, 1], 7)),
             SocketAddr::from(([1, 0, 0, 0, 0, 0, 0, 2], 9)),

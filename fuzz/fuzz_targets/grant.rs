@@ -1,10 +1,10 @@
 //! Any bytes from a broker or a client are refused, or have the same meaning after they are decoded
 //! and encoded again.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use dipole_bpf::grant::wire::{Reply, Request};
-use libfuzzer_sys::fuzz_target;
+use dipole_fuzz::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(request) = Request::decode(bytes) {

@@ -1,9 +1,9 @@
 //! Any handshake body is refused, or parsed as it was emitted.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
+use dipole_fuzz::fuzz_target;
 use dipole_proto::wire::{BYE_BYTES, Bye, CHALLENGE_BYTES, Challenge, Hello, RESET_BYTES, Reset};
-use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     let mut again = [0; 512];

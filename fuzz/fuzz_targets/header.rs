@@ -1,10 +1,10 @@
 //! Any bytes are refused, or form a header that emits exactly them. Consecutive packets are split
 //! correctly.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
+use dipole_fuzz::fuzz_target;
 use dipole_proto::wire::{HEADER_BYTES, Header, Packet};
-use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(header) = Header::parse(bytes) {

@@ -1,11 +1,11 @@
 //! The set of holes agrees with a plain set of numbers for any order of arrivals.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
 use std::collections::BTreeSet;
 
+use dipole_fuzz::fuzz_target;
 use dipole_proto::{Arrival, Holes, MAX_HOLES};
-use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     let mut holes = Holes::default();

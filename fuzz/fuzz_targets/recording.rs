@@ -1,9 +1,9 @@
 //! Files of recordings: any bytes as a file, and as the inputs of a block whose checksum is correct.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
+use dipole_fuzz::fuzz_target;
 use dipole_record::{Input, SegmentReader};
-use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(mut reader) = SegmentReader::new(bytes, bytes.len() as u64) {

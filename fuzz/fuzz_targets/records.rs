@@ -1,9 +1,9 @@
 //! Records of a valid packet stay within it, and are parsed as they were emitted.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
+use dipole_fuzz::fuzz_target;
 use dipole_proto::wire::{CRC_BYTES, HEADER_BYTES, Header, Kind, Packet};
-use libfuzzer_sys::fuzz_target;
 use samples::Sample;
 
 #[path = "../../crates/proto/tests/protocol/samples/mod.rs"]

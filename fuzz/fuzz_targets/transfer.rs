@@ -1,9 +1,9 @@
 //! Messages of `dipole send`: each is refused or read back as it was, and records that were accepted name
 //! no place outside the receiver's directory.
 
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
-use libfuzzer_sys::fuzz_target;
+use dipole_fuzz::fuzz_target;
 
 #[path = "../../crates/tools/src/pipe/frame.rs"]
 #[allow(dead_code, reason = "not all of it is used here")]

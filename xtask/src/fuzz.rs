@@ -1,23 +1,31 @@
 //! Runs the fuzzers of `fuzz/`, if this machine has what they need.
 
 use std::io::{self, BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use crate::command::{Failure, describe, output_of, run};
 use crate::nightly;
+
+/// The workspace's `release` profile, with checks and without what a fuzzer need not wait for.
+const PROFILE: [(&str, &str); 4] = [
+    ("CARGO_PROFILE_RELEASE_DEBUG", "line-tables-only"),
+    ("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true"),
+    ("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true"),
+    ("CARGO_PROFILE_RELEASE_LTO", "off"),
+];
 
 /// The throughput is compared with this number of executions.
 const MANY: u64 = 100_000_000;
 
 /// Runs every target for its share of the time, then prints how often each was executed.
 pub(crate) fn fuzz(minutes: u64) -> Result<(), Failure> {
-    let Some(targets) = output_of(nightly::cargo()?.args(["fuzz", "list"])) else {
+    let Some(targets) = output_of(cargo_fuzz()?.arg("list")) else {
         return Err(Failure::Text(
             "fuzzing needs cargo-fuzz: cargo install cargo-fuzz --locked".to_owned(),
         ));
     };
-    run(nightly::cargo()?.args(["fuzz", "build"]))?;
+    run(cargo_fuzz()?.arg("build"))?;
     let targets: Vec<_> = targets.split_whitespace().collect();
     let seconds = (minutes * 60 / targets.len().max(1) as u64).max(1);
     let mut tried = Vec::new();
@@ -39,11 +47,17 @@ pub(crate) fn fuzz(minutes: u64) -> Result<(), Failure> {
     Ok(())
 }
 
+fn cargo_fuzz() -> Result<Command, Failure> {
+    let mut command = nightly::cargo()?;
+    command.arg("fuzz").envs(PROFILE);
+    Ok(command)
+}
+
 /// Runs one target; returns its executions, and executions per second.
 fn one(target: &str, seconds: u64) -> Result<(u64, u64), Failure> {
-    let mut command = nightly::cargo()?;
+    let mut command = cargo_fuzz()?;
     command
-        .args(["fuzz", "run", target, "--"])
+        .args(["run", target, "--"])
         .arg(format!("-max_total_time={seconds}"))
         .args(["-max_len=2000", "-timeout=20", "-print_final_stats=1"])
         .stderr(Stdio::piped());

@@ -146,8 +146,10 @@ pub(crate) fn build(profile: &str, more: &[&str]) -> Result<PathBuf, Failure> {
     let mut build = cargo();
     build.args(["build", "--locked", "--profile", profile]);
     match profile {
-        // With the same features as the tests, so that nothing is built twice.
-        "dev" => build.args(["--workspace", "--lib", "--bins", "--tests"]),
+        // With the same features as the tests, so that nothing is built twice. Fuzzers are only checked.
+        "dev" => build
+            .args(["--workspace", "--exclude", "dipole-fuzz"])
+            .args(["--lib", "--bins", "--tests"]),
         _ => {
             let packages = INSTALLED.iter().chain(more);
             build.args(packages.flat_map(|package| ["-p", *package]))
