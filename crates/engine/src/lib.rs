@@ -416,9 +416,7 @@ impl Engine {
         self.tend_operations(now);
         self.push_records();
         self.continue_background_sends();
-        if self.has_transmit() || self.packets.has_batch() || self.core.packer.has_open_frames() {
-            self.transmit(now)?;
-        }
+        self.transmit_pending(now)?;
         self.packets.forget_ended(&mut self.core);
         self.log_path_changes();
         Ok(received)
@@ -430,7 +428,23 @@ impl Engine {
     /// Only when the link is broken.
     #[inline]
     pub fn transmit(&mut self, now: Instant) -> io::Result<()> {
-        self.packets.transmit(now, &mut self.core)
+        let free = self.free_frames();
+        self.packets.transmit(now, &mut self.core)?;
+        // No acknowledgement follows unreliable packets: their frames can be used from now on.
+        if !self.background_sends.is_empty() && self.free_frames() > free {
+            self.continue_background_sends();
+            self.packets.transmit(now, &mut self.core)?;
+        }
+        Ok(())
+    }
+
+    /// Like [`transmit`](Self::transmit), if there is something to send.
+    #[inline]
+    fn transmit_pending(&mut self, now: Instant) -> io::Result<()> {
+        if self.has_transmit() || self.packets.has_batch() || self.core.packer.has_open_frames() {
+            self.transmit(now)?;
+        }
+        Ok(())
     }
 
     /// True if some session may have something to send.

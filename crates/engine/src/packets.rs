@@ -218,9 +218,6 @@ impl PacketPort {
                 machine.queue(edge.peer, &[slot], false);
             }
         }
-        if core.machine.has_transmit() || core.packer.has_open_frames() || self.has_batch() {
-            self.transmit(now, core)?;
-        }
         Ok(true)
     }
 

@@ -175,11 +175,7 @@ impl Engine {
             };
         }
         let now = if more { clock.last() } else { clock.now() };
-        if !more
-            && self
-                .packets
-                .send_alone(now, &mut self.core, edge, content)?
-        {
+        if !more && self.send_alone_in_packet(now, edge, content)? {
             return Ok(Ok(()));
         }
         let sent = self.send_whole(now, edge, content, more);
@@ -247,7 +243,21 @@ impl Engine {
         if self.shares_memory(edge.peer) {
             return Ok(false);
         }
-        (self.packets).send_alone(now, &mut self.core, edge, content.into())
+        self.send_alone_in_packet(now, edge, content.into())
+    }
+
+    #[inline]
+    fn send_alone_in_packet(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        content: Content<'_>,
+    ) -> std::io::Result<bool> {
+        let sent = (self.packets).send_alone(now, &mut self.core, edge, content)?;
+        if sent {
+            self.transmit_pending(now)?;
+        }
+        Ok(sent)
     }
 
     /// Queues a message of one packet or record. With `more` it may wait for further ones;

@@ -66,7 +66,11 @@ impl World {
             // A process that is stopped may be given up.
             let was_stopped = self.scenario.stuck.is_some_and(|stuck| {
                 let there = self.scenario.nodes[stuck.node].config.node;
-                !stuck.is_stepped && (stuck.node == index || node == there)
+                // One that never replied has not given its number.
+                let mut flows = self.flows.iter().filter(|flow| flow.plan.from == index);
+                let is_target =
+                    flows.any(|flow| flow.plan.to == stuck.node && flow.leads_to(&gone));
+                !stuck.is_stepped && (stuck.node == index || node == there || is_target)
             });
             let late = self.now_ns > self.scenario.calm_at_ns + grace_ns;
             if late && !was_idle && !was_stopped {

@@ -5,6 +5,14 @@ use crate::mutants::suite::Suite;
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "background-waits-for-others",
+        effect: "a message in the background does not go on when unreliable ones return their frames",
+        file: "crates/engine/src/lib.rs",
+        suite: Suite::Test("dipole-node", "simulation", "background::"),
+        snippet: "if !self.background_sends.is_empty() && self.free_frames() > free {",
+        replacement: "if !self.background_sends.is_empty() && self.free_frames() > usize::MAX - free {",
+    },
+    Mutant {
         name: "refusals-end-with-their-edge",
         effect: "a refusal is forgotten when its edge is opened again or its process leaves",
         file: "crates/engine/src/core.rs",

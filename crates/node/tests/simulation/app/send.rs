@@ -76,7 +76,6 @@ impl World {
     }
 
     fn drive(&mut self, index: usize, flow: usize, process: &mut Process) -> Result<(), String> {
-        let now = Instant(self.now_ns);
         if self.scenario.has_regions {
             self.take_answers(flow, process)?;
         }
@@ -106,13 +105,25 @@ impl World {
             }
             self.close_old_edge(flow, process);
             if self.dice.random_range(0..4) == 0 {
-                process
-                    .engine
-                    .transmit(now)
-                    .map_err(|error| error.to_string())?;
+                self.transmit(index, process)?;
             }
         }
         self.wake_app(index, self.now_ns);
+        Ok(())
+    }
+
+    /// Sends packets. The link returns frames, for which a flow may be waiting.
+    pub fn transmit(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
+        let free = process.engine.free_frames();
+        process
+            .engine
+            .transmit(Instant(self.now_ns))
+            .map_err(|error| error.to_string())?;
+        let mut flows = self.flows.iter();
+        let waits = flows.any(|flow| flow.plan.from == index && flow.pending.is_some());
+        if waits && process.engine.free_frames() > free {
+            self.nodes[index].app_at_ns = self.now_ns;
+        }
         Ok(())
     }
 

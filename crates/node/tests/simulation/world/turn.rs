@@ -84,15 +84,7 @@ impl World {
             self.read(index, process)?;
             self.send(index, process)?;
         }
-        // The link returns frames, for which the application may be waiting.
-        let free = process.engine.free_frames();
-        process
-            .engine
-            .transmit(now)
-            .map_err(|error| error.to_string())?;
-        if process.engine.free_frames() > free {
-            self.nodes[index].app_at_ns = self.now_ns;
-        }
+        self.transmit(index, process)?;
         process.deadline_ns = process
             .engine
             .next_deadline(now)
