@@ -92,11 +92,11 @@ impl LaneOut {
         self.sent.get(index).map(|sent| (sent.piece, sent.bytes))
     }
 
-    /// The round trip measured by an acknowledgement of all numbers below `next`.
-    pub(crate) fn round_trip(&self, next: u64, now: Instant) -> Option<u64> {
+    /// When the newest of the numbers below `next` left, if it requested an acknowledgement.
+    pub(crate) fn asked_at(&self, next: u64) -> Option<Instant> {
         let newest = next.checked_sub(1)?.checked_sub(self.floor)?;
         let sent = self.sent.get(usize::try_from(newest).ok()?)?;
-        sent.asked.then(|| now.since(sent.at))
+        sent.asked.then_some(sent.at)
     }
 
     /// Records that all numbers below `end` have arrived. Returns true if that is new, even if the

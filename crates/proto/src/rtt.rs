@@ -1,7 +1,7 @@
 //! Round-trip estimate and the time-out derived from it. Spec §6.1.
 //!
 //! Packet numbers are never reused, so a sample is never ambiguous. It may only be too long, if the
-//! acknowledgement waited for a packet to carry it.
+//! acknowledgement waited for a packet to carry it or for a hole to be filled, or was lost.
 
 use crate::time::{MICROSECOND, MILLISECOND};
 use serde::{Deserialize, Serialize};

@@ -618,8 +618,8 @@ impl Session {
         let lane = &mut self.lanes[index];
         if lane.out.record_acknowledged(to) {
             lane.timeouts = LaneTimeouts::default();
-            if let Some(ns) = lane.out.round_trip(to, now) {
-                self.retransmission.round_trip.sample(ns);
+            if let Some(sent_at) = lane.out.asked_at(to) {
+                self.retransmission.sample(sent_at, now);
             }
             if lane.out.is_marked(to) {
                 for lane in &mut self.lanes {

@@ -19,6 +19,8 @@ pub(crate) struct Retransmission {
     unpaced: u32,
     /// Unpaced retransmissions avoid lanes with recent time-outs.
     is_detour: bool,
+    /// When the last retransmission or request for an acknowledgement was sent.
+    prompted_at: Instant,
 }
 
 impl Retransmission {
@@ -29,6 +31,7 @@ impl Retransmission {
             arrivals: 0,
             unpaced: 0,
             is_detour: false,
+            prompted_at: Instant(0),
         }
     }
 
@@ -36,6 +39,25 @@ impl Retransmission {
     pub(crate) fn timeout_ns(&self, config: &Config) -> u64 {
         self.round_trip
             .timeout_ns(config.min_timeout_ns, config.max_timeout_ns)
+    }
+
+    /// Updates the estimate with the round trip of a packet that is acknowledged now.
+    ///
+    /// It may have arrived long ago, if its acknowledgement was lost or it had arrived behind a hole.
+    /// An acknowledgement that took longer than usual is taken to answer the last prompt.
+    pub(crate) fn sample(&mut self, sent_at: Instant, now: Instant) {
+        let ns = now.since(sent_at);
+        let is_answer = self.prompted_at > sent_at && ns > self.round_trip.timeout_ns(0, u64::MAX);
+        let ns = match is_answer {
+            true => (self.round_trip.smoothed_ns().unwrap_or(0)).max(now.since(self.prompted_at)),
+            false => ns,
+        };
+        self.round_trip.sample(ns);
+    }
+
+    /// A request for an acknowledgement was sent.
+    pub(crate) fn prompted(&mut self, now: Instant) {
+        self.prompted_at = now;
     }
 
     /// When the tail timer fires.
@@ -91,10 +113,10 @@ impl Retransmission {
         self.unpaced
     }
 
-    /// A piece was sent, or sent again.
-    #[inline]
-    pub(crate) fn sent(&mut self, repeat: bool) {
-        self.unpaced = self.unpaced.saturating_sub(u32::from(repeat));
+    /// A piece was sent again.
+    pub(crate) fn repeated(&mut self, now: Instant) {
+        self.unpaced = self.unpaced.saturating_sub(1);
+        self.prompted_at = now;
     }
 
     /// Sets whether unpaced retransmissions avoid lanes with recent time-outs.
@@ -133,11 +155,10 @@ mod tests {
         state.allow_unpaced(2);
         state.allow_unpaced(1);
         assert!(state.takes_detour(true) && !state.takes_detour(false));
-        state.sent(false);
-        state.sent(true);
+        state.repeated(Instant(0));
         assert_eq!(state.unpaced(), 1);
-        state.sent(true);
-        state.sent(true);
+        state.repeated(Instant(0));
+        state.repeated(Instant(0));
         assert!(!state.takes_detour(true));
     }
 

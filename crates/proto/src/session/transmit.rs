@@ -138,7 +138,7 @@ impl Session {
             || self.acks.is_due() && self.needs_own_packet(has_unit)
             || self.must_announce_backlog()
         {
-            let packet = self.control(frames, shared);
+            let packet = self.control(now, frames, shared);
             // This packet or the grant that answers it may get lost.
             self.arm_ack_request(now, shared);
             return packet;
@@ -148,7 +148,7 @@ impl Session {
         }
         if self.acks.is_due() {
             // The unit that was to carry the acknowledgement had arrived meanwhile.
-            return self.control(frames, shared);
+            return self.control(now, frames, shared);
         }
         loop {
             let (slot, bulk) = self.unreliable.pop_front()?;
@@ -256,9 +256,9 @@ impl Session {
         let index = self.pick_lane(next.bulk, detour);
         let mut header = self.header(Kind::Data);
         header.flags.set(Flags::UNIT);
-        self.retransmission.sent(repeat);
         self.request_ack(&mut header.flags);
         if repeat {
+            self.retransmission.repeated(now);
             header.flags.set(Flags::REPEAT);
             shared.stats.repeats += 1;
             // Settle the unit's former number first, so that this packet reports it.
@@ -320,14 +320,22 @@ impl Session {
     }
 
     /// An acknowledgement, or an `AckRequest` if one is due.
-    fn control(&mut self, frames: &mut impl Frames, shared: &mut Shared) -> Option<Transmit> {
+    fn control(
+        &mut self,
+        now: Instant,
+        frames: &mut impl Frames,
+        shared: &mut Shared,
+    ) -> Option<Transmit> {
         let (slot, bytes) = frames.scratch()?;
         let kind = match self.requests.take_ack() {
             true => Kind::AckRequest,
             false => Kind::Ack,
         };
         match kind {
-            Kind::AckRequest => shared.stats.ack_requests += 1,
+            Kind::AckRequest => {
+                self.retransmission.prompted(now);
+                shared.stats.ack_requests += 1;
+            }
             _ => shared.stats.explicit_acks += 1,
         }
         let floor = match kind {

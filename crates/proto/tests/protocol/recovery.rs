@@ -243,3 +243,29 @@ fn a_process_does_not_blame_its_own_absence_on_the_peer() {
     }
     assert!(wire.hosts.iter().all(|host| host.gone.is_empty()));
 }
+
+#[test]
+fn repairs_do_not_count_as_round_trips() {
+    let (mut wire, edge) = connected(7, 1, &generous());
+    let fastest = wire.hosts[0].machine.round_trip_ns(edge.peer).expect("one");
+    wire.loss = 0.2;
+    let mut longest = 0;
+    for _ in 0..300 {
+        let message = vec![7; 16 << 10];
+        let credit = |wire: &mut Wire| wire.hosts[0].send(wire.now, edge, &message).is_ok();
+        assert!(wire.run(10 * SECOND, credit));
+        let acknowledged = |wire: &mut Wire| {
+            let now = wire.now;
+            while wire.hosts[1].read(now).is_some() {}
+            wire.hosts[0].machine.is_acknowledged(edge.peer)
+        };
+        assert!(wire.run(10 * SECOND, acknowledged));
+        let smoothed = wire.hosts[0].machine.round_trip_ns(edge.peer);
+        longest = longest.max(smoothed.expect("one"));
+    }
+    // Time-outs last at least a millisecond, acknowledgements are delayed by half of one.
+    assert!(
+        longest < MILLISECOND,
+        "{longest} ns, {fastest} ns without loss"
+    );
+}

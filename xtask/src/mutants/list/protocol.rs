@@ -299,6 +299,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replacement: "let fresh = 0;",
     },
     Mutant {
+        name: "repairs-as-round-trips",
+        effect: "the time until a repair counts as a round trip, and time-outs grow with the losses",
+        file: "crates/proto/src/session/retransmission.rs",
+        suite: Suite::Test("dipole-proto", "protocol", "recovery::"),
+        snippet: "let is_answer = self.prompted_at > sent_at && ns > self.round_trip.timeout_ns(0, u64::MAX);",
+        replacement: "let is_answer = self.prompted_at > now;",
+    },
+    Mutant {
         name: "tail-without-back-off",
         effect: "an unanswered tail is retransmitted with the same short pause forever",
         file: "crates/proto/src/session/retransmission.rs",
