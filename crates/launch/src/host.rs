@@ -222,7 +222,7 @@ fn guard_arguments(host: &Host, reach: &Reach<'_>, own: &Path) -> io::Result<Vec
     }
     arguments.push(match &host.ssh {
         Some(destination) => destination.to_string().into(),
-        None => host.address.to_string().into(),
+        None => host.text_of(host.address).into(),
     });
     arguments.push(line);
     Ok(arguments)
@@ -255,7 +255,7 @@ fn is_here(host: &Host, reach: &Reach<'_>) -> io::Result<bool> {
         None if reach.starter != Starter::Ssh => false,
         // An address that can be bound belongs to this machine.
         None if !reach.shell.is_empty() => false,
-        None => match UdpSocket::bind((host.address, 0)) {
+        None => match UdpSocket::bind(host.socket_address(host.address, 0)) {
             // Any address fails during a shortage.
             Err(cause) if is_shortage(&cause) => return Err(cause),
             bound => bound.is_ok(),

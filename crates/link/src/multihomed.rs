@@ -123,10 +123,13 @@ impl<L: Link> Multihomed<L> {
 
     /// The interface that the kernel would use for a destination now.
     fn routed(&self, to: IpAddr) -> Option<usize> {
-        let from = source_address(to).ok();
+        // Every interface has a route to link-local addresses; a node has one interface with them.
+        let is_link_local = is_v6_link_local(to);
+        let from = source_address(to).ok().filter(|_| !is_link_local);
         let mut interfaces = self.interfaces.iter().zip(&self.in_use);
         interfaces.position(|(interface, in_use)| {
-            *in_use && Some(interface.local(Class::Small).ip()) == from
+            let own = interface.local(Class::Small).ip();
+            *in_use && (Some(own) == from || is_link_local && is_v6_link_local(own))
         })
     }
 
@@ -142,6 +145,10 @@ impl<L: Link> Multihomed<L> {
         self.routes.insert(to, (interface, until));
         interface
     }
+}
+
+fn is_v6_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
 /// The addresses of this machine whose interfaces can carry packets now.

@@ -11,16 +11,19 @@
 //! ```
 //!
 //! An error in any line rejects the whole file. A name in place of an address is resolved when the
-//! file is read.
+//! file is read. A link-local address has a scope, the interface of the machine that reads the file:
+//! `fe80::1%eth0`.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 use std::path::{Path, PathBuf};
+
+mod addresses;
 
 use crate::address::NodeId;
 use crate::lines::{self, Fault, FileError, Line, Word};
+use addresses::{ADDRESS, address_of, interface_index, parse_address};
 
 /// The UDP port on which a node answers look-ups of its endpoints, unless `port=` is given.
 pub const DEFAULT_DIRECTORY_PORT: u16 = 7411;
@@ -42,6 +45,8 @@ pub struct Host {
     pub interfaces: Vec<IpAddr>,
     /// Its address on a separate network for look-ups and membership; not one of its interfaces.
     pub control: Option<IpAddr>,
+    /// For each of these addresses that is link-local, the interface of this machine that leads there.
+    pub scopes: Vec<(IpAddr, Word)>,
     /// The directory's UDP port.
     pub port: u16,
     /// Number of ranks that the launcher places here before it uses the next node.
@@ -63,6 +68,7 @@ impl Host {
             address,
             interfaces: Vec::new(),
             control: None,
+            scopes: Vec::new(),
             port: DEFAULT_DIRECTORY_PORT,
             slots: 1,
             ssh: None,
@@ -74,7 +80,31 @@ impl Host {
     /// Address of this node's directory.
     #[must_use]
     pub fn directory(&self) -> SocketAddr {
-        SocketAddr::new(self.address, self.port)
+        self.socket_address(self.address, self.port)
+    }
+
+    /// A port at one of its addresses, with the scope that a link-local one needs.
+    #[must_use]
+    pub fn socket_address(&self, address: IpAddr, port: u16) -> SocketAddr {
+        let index = self.scope(address).and_then(interface_index);
+        match (address, index) {
+            (IpAddr::V6(v6), Some(index)) => SocketAddrV6::new(v6, port, 0, index).into(),
+            _ => SocketAddr::new(address, port),
+        }
+    }
+
+    fn scope(&self, address: IpAddr) -> Option<&str> {
+        let scoped = self.scopes.iter().find(|(ip, _)| *ip == address);
+        scoped.map(|(_, name)| &**name)
+    }
+
+    /// One of its addresses as the hosts file writes it.
+    #[must_use]
+    pub fn text_of(&self, address: IpAddr) -> String {
+        match self.scope(address) {
+            Some(name) => format!("{address}%{name}"),
+            None => address.to_string(),
+        }
     }
 
     /// Addresses of its directory, in the order in which they are tried: on the control network if
@@ -83,7 +113,7 @@ impl Host {
     pub fn directories(&self) -> Vec<SocketAddr> {
         let addresses = self.control.into_iter().chain(self.addresses());
         addresses
-            .map(|address| SocketAddr::new(address, self.port))
+            .map(|address| self.socket_address(address, self.port))
             .collect()
     }
 
@@ -95,17 +125,18 @@ impl Host {
     /// The line of a hosts file that describes this node.
     #[must_use]
     pub fn line(&self) -> String {
-        let mut line = format!("{} {}", self.node, self.address);
+        let mut line = format!("{} {}", self.node, self.text_of(self.address));
         let mut add = |key: &str, value: Option<String>| {
             line.extend(value.map(|value| format!(" {key}={value}")));
         };
-        let interfaces: Vec<String> = self.interfaces.iter().map(ToString::to_string).collect();
+        let interfaces = self.interfaces.iter().map(|ip| self.text_of(*ip));
+        let interfaces: Vec<String> = interfaces.collect();
         add("port", Some(self.port.to_string()));
         add(
             "interfaces",
             Some(interfaces.join(",")).filter(|interfaces| !interfaces.is_empty()),
         );
-        add("control", self.control.map(|ip| ip.to_string()));
+        add("control", self.control.map(|ip| self.text_of(ip)));
         add("slots", Some(self.slots.to_string()));
         add("ssh", self.ssh.as_ref().map(Word::to_string));
         add("runtime", self.runtime_dir.as_ref().map(Word::to_string));
@@ -117,9 +148,10 @@ impl Host {
 impl fmt::Display for Host {
     /// The node as messages name it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let address = self.text_of(self.address);
         match &self.name {
-            Some(name) => write!(f, "node {} ({name}, {})", self.node, self.address),
-            None => write!(f, "node {} ({})", self.node, self.address),
+            Some(name) => write!(f, "node {} ({name}, {address})", self.node),
+            None => write!(f, "node {} ({address})", self.node),
         }
     }
 }
@@ -251,8 +283,8 @@ impl Hosts {
                     host.node
                 ))));
             }
-            let directory = host.directory();
-            // Look-ups would reach the wrong one of two.
+            // Look-ups would reach the wrong one of two. Packets name no scope.
+            let directory = SocketAddr::new(host.address, host.port);
             if let Some(first) = directories.insert(directory, line.number) {
                 return Err(line.error(Fault::because(format!(
                     "found directory {directory} again, expected one per node (first in line \
@@ -330,26 +362,6 @@ impl<'a> IntoIterator for &'a Hosts {
 /// Resolves a name to an address.
 type Resolve<'a> = &'a dyn Fn(&str) -> Result<IpAddr, Fault>;
 
-/// Picks the address by which all nodes reach the host with this name.
-fn address_of(name: &str, found: io::Result<Vec<IpAddr>>) -> Result<IpAddr, Fault> {
-    let found = found.map_err(|cause| {
-        Fault::because(format!(
-            "`{name}` is not an address, and cannot be resolved as a name: {cause}"
-        ))
-    })?;
-    // Many machines resolve their own name to a loopback address.
-    let reached = |address: &&IpAddr| name == "localhost" || !address.is_loopback();
-    let mut reached: Vec<IpAddr> = found.iter().filter(reached).copied().collect();
-    reached.sort_by_key(IpAddr::is_ipv6);
-    reached.first().copied().ok_or_else(|| {
-        let found: Vec<String> = found.iter().map(IpAddr::to_string).collect();
-        let found = found.join(", ");
-        Fault::because(format!(
-            "`{name}` is {found} on this machine, which other nodes cannot reach: write its address"
-        ))
-    })
-}
-
 fn parse_line(mut line: Line<'_>, resolve: Resolve<'_>) -> Result<Host, Fault> {
     const OPTION: &str = "port=P, interfaces=ADDRESS[,ADDRESS], control=ADDRESS, slots=N, ssh=DEST, runtime=DIR or name=TEXT";
     const INTERFACES: &str =
@@ -358,9 +370,15 @@ fn parse_line(mut line: Line<'_>, resolve: Resolve<'_>) -> Result<Host, Fault> {
     let text = line.next::<String>("an IP address or a name after the node number")?;
     let is_name =
         text.starts_with(|first: char| first.is_ascii_alphabetic()) && !text.contains(':');
+    let mut scopes = Vec::new();
+    let mut scoped = |text: &str| {
+        let (address, scope) = parse_address(text)?;
+        scopes.extend(scope.map(|name| (address, name)));
+        Ok(address)
+    };
     let address = match is_name {
         true => resolve(&text)?,
-        false => parse_address(&text)?,
+        false => scoped(&text)?,
     };
     let mut host = Host::at(node, address);
     host.name = Word::new(&text).filter(|_| is_name);
@@ -368,7 +386,7 @@ fn parse_line(mut line: Line<'_>, resolve: Resolve<'_>) -> Result<Host, Fault> {
         match option.key {
             "port" => host.port = option.number(1..=u16::MAX)?,
             "interfaces" => {
-                let interfaces = option.value.split(',').map(parse_address);
+                let interfaces = option.value.split(',').map(&mut scoped);
                 host.interfaces = interfaces.collect::<Result<_, _>>()?;
                 let mut all: HashSet<IpAddr> = host.interfaces.iter().copied().collect();
                 all.insert(address);
@@ -376,7 +394,7 @@ fn parse_line(mut line: Line<'_>, resolve: Resolve<'_>) -> Result<Host, Fault> {
                     return Err(option.fault(INTERFACES));
                 }
             }
-            "control" => host.control = Some(parse_address(option.value)?),
+            "control" => host.control = Some(scoped(option.value)?),
             "slots" => host.slots = option.number(1..=MAX_SLOTS)?,
             "ssh" => {
                 const SSH: &str = "ssh=DEST, a destination that ssh understands";
@@ -403,89 +421,20 @@ fn parse_line(mut line: Line<'_>, resolve: Resolve<'_>) -> Result<Host, Fault> {
             "control=ADDRESS, not one of the node's interfaces",
         ));
     }
+    let is_link_local = |ip: &IpAddr| scopes.iter().any(|(scoped, _)| scoped == ip);
+    if host.addresses().filter(is_link_local).count() > 1 {
+        return Err(Fault::because(format!(
+            "found several link-local addresses of node {node}, expected at most one: packets to \
+             them could use any interface"
+        )));
+    }
+    host.scopes = scopes;
     Ok(host)
-}
-
-/// Its meaning depends on the interface of the machine that reads it.
-const LINK_LOCAL: &str = "an address that is the same on all nodes, not a link-local one (fe80::) or \
-                          one with a scope; give the interfaces addresses such as fd00::1";
-const ADDRESS: &str = "an IPv4 or IPv6 address such as 10.0.0.1 or fd00::1";
-
-/// Explains a wrong address. Other programs' files have ports and brackets in the same word.
-fn not_an_address(text: &str) -> Fault {
-    if let Ok(socket) = text.parse::<SocketAddr>() {
-        let (ip, port) = (socket.ip(), socket.port());
-        return Fault::new(
-            text,
-            format_args!("the port in a word of its own: `{ip} port={port}`"),
-        );
-    }
-    let inner = text
-        .strip_prefix('[')
-        .and_then(|rest| rest.strip_suffix(']'));
-    match inner.and_then(|inner| inner.parse::<IpAddr>().ok()) {
-        Some(ip) => Fault::new(text, format_args!("the address without brackets: `{ip}`")),
-        None => Fault::new(text, ADDRESS),
-    }
-}
-
-fn parse_address(text: &str) -> Result<IpAddr, Fault> {
-    const ONE: &str = "the address of one host, neither unspecified nor multicast";
-    let (plain, scope) = text.split_once('%').unwrap_or((text, ""));
-    let address: IpAddr = plain.parse().map_err(|_| not_an_address(text))?;
-    let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
-    if !scope.is_empty() || is_link_local {
-        return Err(Fault::new(text, LINK_LOCAL));
-    }
-    match address.is_unspecified() || address.is_multicast() {
-        true => Err(Fault::new(text, ONE)),
-        false => Ok(address),
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_looked_up_and_never_taken_for_this_machine_alone() {
-        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-        let of = |name: &str, all: &[&str]| {
-            let found = all.iter().map(|one| ip(one)).collect();
-            address_of(name, Ok(found)).map_err(|fault| fault.to_string())
-        };
-        assert_eq!(
-            of("a", &["127.0.1.1", "fd00::1", "10.0.0.1"]),
-            Ok(ip("10.0.0.1"))
-        );
-        assert_eq!(of("a", &["fd00::1"]), Ok(ip("fd00::1")));
-        assert_eq!(of("localhost", &["127.0.0.1"]), Ok(ip("127.0.0.1")));
-        let own = of("a", &["127.0.1.1"]).unwrap_err();
-        assert!(own.contains("`a` is 127.0.1.1 on this machine"), "{own}");
-        let hosts = Hosts::parse_as("1 localhost\n2 127.0.0.2 name=b\n", Path::new("x")).unwrap();
-        assert!(hosts.get(NodeId(1)).unwrap().address.is_loopback());
-        let lines: Vec<String> = hosts.iter().map(Host::line).collect();
-        assert!(lines[0].ends_with(" name=localhost"), "{lines:?}");
-        assert_eq!(Hosts::parse(&lines.join("\n")).unwrap().count(), 2);
-        assert!(Hosts::parse("1 localhost").is_err());
-    }
-
-    #[test]
-    fn addresses_in_the_form_of_other_files_are_explained() {
-        for (line, advice) in [
-            ("1 10.0.0.1:7411", "`10.0.0.1 port=7411`"),
-            ("1 [fd00::1]:7411", "`fd00::1 port=7411`"),
-            ("1 [::1]", "without brackets: `::1`"),
-            (
-                "1 10.0.0.1 interfaces=10.1.0.1:7411",
-                "`10.1.0.1 port=7411`",
-            ),
-            ("1 10.0.0", "such as 10.0.0.1"),
-        ] {
-            let fault = Hosts::parse(line).unwrap_err().to_string();
-            assert!(fault.contains(advice), "{line}: {fault}");
-        }
-    }
 
     #[test]
     fn a_full_line_gives_every_field_and_a_short_one_the_defaults() {
@@ -534,8 +483,12 @@ mod tests {
             ),
             ("1 0.0.0.0", "expected the address of one host"),
             ("1 ff02::1", "expected the address of one host"),
-            ("1 fe80::1", "not a link-local one"),
-            ("1 fe80::1%eth0", "not a link-local one"),
+            ("1 fe80::1", "expected `fe80::1%INTERFACE`"),
+            (
+                "1 fe80::1%none",
+                "an interface of this machine after `%`; it has ",
+            ),
+            ("1 fd00::1%lo", "only link-local addresses"),
             (
                 "1 10.0.0.1 port=0",
                 "found `port=0`, expected port=N with N from 1 to 65535",

@@ -310,6 +310,59 @@ fn unreachable_bridges_and_overlays_carry_nothing_and_are_reported() {
 }
 
 #[test]
+fn link_local_addresses_carry_streams_and_jobs() {
+    let Some(testbed) = make(two_networks()) else {
+        return;
+    };
+    let mut hosts = std::fs::read_to_string(testbed.hosts_file()).expect("it is there");
+    for node in 1..=2 {
+        let added = testbed
+            .command(node, "ip")
+            .args(["address", "add", &format!("fe80::{node}/64"), "dev", "net0"])
+            .args(["scope", "link", "nodad"])
+            .status();
+        assert!(added.expect("ip runs").success());
+        hosts = hosts.replace(&format!("10.0.0.{node}"), &format!("fe80::{node}%net0"));
+    }
+    write(&testbed, "link-local", &hosts);
+    let hosts = path(&testbed, "link-local");
+    write(&testbed, "original", &"sixteen bytes.\n\n".repeat(1 << 19));
+    let mut receiver = dipole(&testbed, 2);
+    receiver.args(RECEIVE).arg("--hosts").arg(&hosts);
+    let receiver = spawn(receiver.arg("--out").arg(path(&testbed, "copy")));
+    let sent = dipole(&testbed, 1)
+        .args(["send", "2:7", "--hosts"])
+        .arg(&hosts)
+        .arg(path(&testbed, "original"))
+        .env("DIPOLE_LOG", "info")
+        .output()
+        .expect("it starts");
+    check(&sent);
+    check(&receiver.wait_with_output().expect("it ends"));
+    check_copy(&testbed);
+    let log = String::from_utf8_lossy(&sent.stderr);
+    for words in [
+        "fe80::1 <-> fe80::2 small and bulk",
+        "10.1.0.1 <-> 10.1.0.2 small and bulk",
+    ] {
+        assert!(log.contains(words), "{words} is not in\n{log}");
+    }
+    for links in ["udp", "auto"] {
+        let output = dipole(&testbed, 1)
+            .args(["run", "-n", "4", "--tag", "--hosts"])
+            .arg(&hosts)
+            .arg("--rsh")
+            .arg(testbed.remote_shell())
+            .arg(example("ring"))
+            .env("DIPOLE_LINKS", links)
+            .output()
+            .expect("it starts");
+        let text = check(&output);
+        assert!(text.contains("[3]") || text.contains("[0]"), "{text}");
+    }
+}
+
+#[test]
 fn a_node_with_one_interface_and_one_with_two_use_what_both_have() {
     let Some(testbed) = make(two_networks()) else {
         return;

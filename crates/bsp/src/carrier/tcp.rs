@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -121,10 +121,14 @@ fn port(job: &Job, rank: u32) -> Result<u16, Failure> {
     Ok(PORTS.start + u16::try_from(offset).unwrap_or(0))
 }
 
-/// The address of a rank's node.
-fn address(job: &Job, config: &Config, rank: u32) -> IpAddr {
+/// Where a rank listens.
+fn address(job: &Job, config: &Config, rank: u32) -> Result<SocketAddr, Failure> {
+    let port = port(job, rank)?;
     let host = config.hosts.get(job.addresses[rank as usize].node);
-    host.map_or(config.bind, |host| host.address)
+    Ok(match host {
+        Some(host) => host.socket_address(host.address, port),
+        None => SocketAddr::new(config.bind, port),
+    })
 }
 
 impl Tcp {
@@ -134,7 +138,7 @@ impl Tcp {
     /// The port is in use, or a rank cannot be reached.
     pub fn connect(job: &Job, config: &Config) -> Result<Tcp, Failure> {
         let (rank, size) = (job.rank, job.size);
-        let own = SocketAddr::new(address(job, config, rank), port(job, rank)?);
+        let own = address(job, config, rank)?;
         let listener = TcpListener::bind(own).map_err(|cause| {
             let text = format!("{own}: {cause}; set another first port with {PORT_VARIABLE}");
             Failure::System {
@@ -152,7 +156,7 @@ impl Tcp {
             last_key: 0,
         };
         for other in 0..rank {
-            let there = SocketAddr::new(address(job, config, other), port(job, other)?);
+            let there = address(job, config, other)?;
             let stream = connect(there, config.connect_timeout, rank, other)?;
             tcp.send_hello(job.id, other, stream)?;
         }

@@ -60,7 +60,7 @@ pub(super) fn select<'a>(
 fn find<'a>(hosts: &'a [Host], name: &str) -> Result<&'a Host, String> {
     let is_named = |host: &&Host| {
         host.node.to_string() == name
-            || host.address.to_string() == name
+            || host.text_of(host.address) == name
             || host.name.as_ref().is_some_and(|own| &**own == name)
     };
     hosts.iter().find(is_named).ok_or_else(|| {

@@ -52,7 +52,11 @@ impl Prober {
         node: NodeId,
         key: Option<&ClusterKey>,
     ) -> io::Result<Prober> {
-        let socket = UdpSocket::bind((from.unwrap_or(any_like(directory)), 0))?;
+        // A link-local source has the scope of the directory.
+        let mut source = directory;
+        source.set_ip(from.unwrap_or(any_like(directory)));
+        source.set_port(0);
+        let socket = UdpSocket::bind(source)?;
         forbid_fragments(&socket)?;
         socket.connect(directory)?;
         Ok(Prober {

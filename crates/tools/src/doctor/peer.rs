@@ -148,8 +148,12 @@ fn asked_ports(from: IpAddr, host: &Host, own: Own<'_>) -> io::Result<bool> {
         let mut asked = Vec::new();
         let begin = u16::from_le_bytes(random_bytes()?);
         for port in ports.iter().flat_map(|ports| ports.from(begin)).take(count) {
-            let socket = UdpSocket::bind((from, 0))?;
-            socket.connect((host.address, port))?;
+            let there = host.socket_address(host.address, port);
+            let mut here = there;
+            here.set_ip(from);
+            here.set_port(0);
+            let socket = UdpSocket::bind(here)?;
+            socket.connect(there)?;
             socket.set_nonblocking(true)?;
             // A packet that cannot be sent is not refused either.
             let _sent = socket.send(&[]);

@@ -151,7 +151,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "name-means-loopback",
         effect: "a name of another node may mean this machine",
-        file: "crates/naming/src/hosts.rs",
+        file: "crates/naming/src/hosts/addresses.rs",
         suite: Suite::Unit("dipole-naming", "hosts"),
         snippet: r#"name == "localhost" || !address.is_loopback()"#,
         replacement: r#"name == "localhost" || !address.is_unspecified()"#,
@@ -166,11 +166,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "link-local-without-scope",
-        effect: "link-local addresses are accepted in hosts files",
-        file: "crates/naming/src/hosts.rs",
+        effect: "a link-local address without the interface that leads there is accepted",
+        file: "crates/naming/src/hosts/addresses.rs",
         suite: Suite::Unit("dipole-naming", "hosts"),
-        snippet: "if !scope.is_empty() || is_link_local {",
-        replacement: "if !scope.is_empty() {",
+        snippet: "let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());",
+        replacement: "let is_link_local = scope.is_some();",
     },
     Mutant {
         name: "interface-given-twice",
