@@ -80,6 +80,7 @@ fn existing_interface(text: &str, address: IpAddr, name: &str) -> Result<Word, F
         .map_err(|cause| Fault::because(format!("cannot list the interfaces: {cause}")))?;
     let Some(found) = all.iter().find(|one| one.name == name) else {
         let mut names: Vec<&str> = all.iter().map(|one| one.name.as_str()).collect();
+        names.sort_unstable();
         names.dedup();
         let names = names.join(", ");
         return Err(Fault::new(
