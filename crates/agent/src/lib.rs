@@ -107,6 +107,12 @@ enum AgentError {
          each other (--discover, --seed)"
     )]
     NotInHosts { node: u32 },
+    #[error(
+        "{node} has a link-local address in the hosts file: agents pass addresses on to machines \
+         whose interfaces may have other names; give it an address such as fd00::1, or run \
+         programs with this file and without agents"
+    )]
+    LinkLocal { node: String },
     #[error("{variable} cannot be used: {expected}")]
     Variable {
         variable: &'static str,

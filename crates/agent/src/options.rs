@@ -156,6 +156,10 @@ impl NodeOptions {
 
     /// This node, as a hosts file would describe it. `config` has the hosts file.
     pub(super) fn host(&self, config: &Config, discovers: bool) -> Result<Host, AgentError> {
+        if let Some(host) = config.hosts.iter().find(|host| !host.scopes.is_empty()) {
+            let node = host.to_string();
+            return Err(AgentError::LinkLocal { node });
+        }
         let written = config.hosts.get(config.node);
         let written = written.filter(|_| !config.hosts.is_local_only());
         let mut host = match written {

@@ -124,12 +124,14 @@ impl<L: Link> Multihomed<L> {
     /// The interface that the kernel would use for a destination now.
     fn routed(&self, to: IpAddr) -> Option<usize> {
         // Every interface has a route to link-local addresses; a node has one interface with them.
-        let is_link_local = is_v6_link_local(to);
-        let from = source_address(to).ok().filter(|_| !is_link_local);
+        let from = match is_v6_link_local(to) {
+            true => None,
+            false => Some(source_address(to).ok()?),
+        };
         let mut interfaces = self.interfaces.iter().zip(&self.in_use);
         interfaces.position(|(interface, in_use)| {
             let own = interface.local(Class::Small).ip();
-            *in_use && (Some(own) == from || is_link_local && is_v6_link_local(own))
+            *in_use && from.map_or_else(|| is_v6_link_local(own), |from| own == from)
         })
     }
 

@@ -81,7 +81,7 @@ pub use edge_stats::{EdgeStatsFile, EdgeTraffic, OwnerSurvey};
 pub(crate) use folder::make_private;
 pub(crate) use job_dir::{LAUNCHER_PREFIX, job_dir};
 pub use messages::{Presence, ProbeLength, QUERY_BYTES, Query, Response};
-pub use probe::{ProbeResult, Prober};
+pub use probe::{ProbeResult, Prober, source_towards};
 pub use report::{Counters, LinkUse, ProcessReport, ReportFiles, report};
 pub use resolve::{KnownBy, ResolveError};
 pub use responder::version;

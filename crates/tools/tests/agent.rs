@@ -312,6 +312,20 @@ fn an_agent_without_a_hosts_file_says_what_is_missing() {
     );
 }
 
+#[test]
+fn an_agent_refuses_a_hosts_file_with_link_local_addresses() {
+    let testbed = Testbed::new();
+    let directory = tempfile::tempdir().expect("a directory");
+    let hosts = directory.path().join("hosts");
+    std::fs::write(&hosts, "3 127.0.0.3\n4 fe80::4%lo\n").expect("our own directory");
+    let mut agent = testbed.dipole(3, &["agent"]);
+    let said = refused(agent.env("DIPOLE_HOSTS", &hosts));
+    assert!(
+        said.contains("node 4 (fe80::4%lo) has a link-local address"),
+        "{said}"
+    );
+}
+
 /// The output of an agent that does not get its port, and its end.
 fn refused(agent: &mut Command) -> String {
     let mut child = agent.stderr(Stdio::piped()).spawn().expect("it starts");

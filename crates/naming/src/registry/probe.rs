@@ -32,6 +32,15 @@ pub enum ProbeResult<T> {
     Failed(io::Error),
 }
 
+/// Any port at an address of this machine, with the scope that a link-local one needs to reach `to`.
+#[must_use]
+pub fn source_towards(source: IpAddr, to: SocketAddr) -> SocketAddr {
+    let mut at = to;
+    at.set_ip(source);
+    at.set_port(0);
+    at
+}
+
 /// A socket for queries of one node's directory. Its packets are never fragmented.
 #[derive(Debug)]
 pub struct Prober {
@@ -52,11 +61,8 @@ impl Prober {
         node: NodeId,
         key: Option<&ClusterKey>,
     ) -> io::Result<Prober> {
-        // A link-local source has the scope of the directory.
-        let mut source = directory;
-        source.set_ip(from.unwrap_or(any_like(directory)));
-        source.set_port(0);
-        let socket = UdpSocket::bind(source)?;
+        let source = from.unwrap_or(any_like(directory));
+        let socket = UdpSocket::bind(source_towards(source, directory))?;
         forbid_fragments(&socket)?;
         socket.connect(directory)?;
         Ok(Prober {

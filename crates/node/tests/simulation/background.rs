@@ -50,7 +50,7 @@ impl Pair {
         }
     }
 
-    /// Runs for this time, or until nothing would wake a process within it.
+    /// Runs for this time.
     fn run(&mut self, ns: u64) {
         let end_ns = self.now_ns + ns;
         loop {

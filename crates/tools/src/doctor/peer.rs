@@ -149,10 +149,7 @@ fn asked_ports(from: IpAddr, host: &Host, own: Own<'_>) -> io::Result<bool> {
         let begin = u16::from_le_bytes(random_bytes()?);
         for port in ports.iter().flat_map(|ports| ports.from(begin)).take(count) {
             let there = host.socket_address(host.address, port);
-            let mut here = there;
-            here.set_ip(from);
-            here.set_port(0);
-            let socket = UdpSocket::bind(here)?;
+            let socket = UdpSocket::bind(registry::source_towards(from, there))?;
             socket.connect(there)?;
             socket.set_nonblocking(true)?;
             // A packet that cannot be sent is not refused either.

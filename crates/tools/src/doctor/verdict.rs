@@ -27,7 +27,7 @@ pub(super) fn route(source: &io::Result<IpAddr>, own: Option<IpAddr>, host: &Hos
     const NAME: &str = "route";
     let shown = format!(
         "`ip route get {}` shows what the kernel thinks",
-        host.text_of(host.address)
+        host.address
     );
     match source {
         Err(cause) => Finding::broken(
@@ -112,7 +112,7 @@ pub(super) fn directory(answer: &Answer, host: &Host, key: Option<&ClusterKey>) 
             format!("a packet to {at} cannot be sent: {cause}"),
             format!(
                 "`ip route get {}`; a firewall of this machine may refuse it",
-                host.text_of(host.address)
+                host.address
             ),
         ),
     }
@@ -262,7 +262,7 @@ pub(super) fn size(size: &Size, headers: usize, host: &Host) -> Finding {
             ),
             format!(
                 "`ip route get {}` shows the route's mtu; raise it, {lower}",
-                host.text_of(host.address)
+                host.address
             ),
         ),
         None => Finding::broken(

@@ -120,8 +120,9 @@ impl World {
             .transmit(Instant(self.now_ns))
             .map_err(|error| error.to_string())?;
         let mut flows = self.flows.iter();
-        let waits = flows.any(|flow| flow.plan.from == index && flow.pending.is_some());
-        if waits && process.engine.free_frames() > free {
+        if process.engine.free_frames() > free
+            && flows.any(|flow| flow.plan.from == index && flow.pending.is_some())
+        {
             self.nodes[index].app_at_ns = self.now_ns;
         }
         Ok(())
