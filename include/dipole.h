@@ -171,7 +171,7 @@ int dp_own_address(int fd, struct dp_address *address);
 /* The longest message unless DIPOLE_MAX_MESSAGE_BYTES raises this limit (up to 4294967231); a longer
  * one fails with EMSGSIZE. A call that does not wait (DP_DONTWAIT, O_NONBLOCK, timeout_ns 0) takes a
  * shorter one, because all of it must find room at once: for a process of another node as much as
- * seven eighths of DIPOLE_FRAMES packets hold (about 1.2 MB by default), 32 MiB for one of this node
+ * seven eighths of DIPOLE_FRAMES packets hold (about 5 MB by default), 32 MiB for one of this node
  * or for several targets. A longer one fails with EMSGSIZE, and dp_error() returns a text with the
  * limit. */
 #define DP_MAX_MESSAGE_BYTES 1073741824

@@ -2,7 +2,7 @@
 
 use std::sync::Once;
 
-/// If 1, output is written at once, so that the last words of a process that crashes are seen.
+/// If 1, output is written at once, so that the last output of a process that crashes is seen.
 const VARIABLE: &str = "DIPOLE_BSP_UNBUFFERED";
 
 unsafe extern "C" {

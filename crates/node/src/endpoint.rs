@@ -403,7 +403,7 @@ impl Endpoint {
 
     /// Like [`send`](Self::send), but never blocks: the message is queued as a whole or not at
     /// all. To another node it needs a frame for each packet, and may use seven eighths of all
-    /// frames (896 of 1024, or about 1.2 MB in packets of 1472 bytes).
+    /// frames (3584 of 4096, or about 5 MB in packets of 1472 bytes).
     ///
     /// # Errors
     /// [`SendError::Full`] and those of `send`; [`SendError::TooLong`] if only `send` can send it.

@@ -159,6 +159,9 @@ fn a_job_is_continued_by_hand_and_over_another_link() {
     let [job] = &jobs.jobs()[..] else {
         panic!("one job: {:?}", jobs.jobs());
     };
+    let folder = jobs.folder("checkpoints");
+    let advice = format!("run --checkpoint-dir {} --restart {job}", folder.display());
+    assert!(err(&output).contains(&advice), "{}", err(&output));
     let listed = jobs.checkpoints(&["--verify"]);
     assert!(listed.status.success(), "{listed:?}");
     assert!(

@@ -274,10 +274,18 @@ impl Launch {
                 "job {id:016x} continues from checkpoint {}",
                 set.number
             )),
-            None => self.print_message(format!(
-                "checkpoints go to {}; restart with: dipole run --restart {id:016x}",
-                folder.display()
-            )),
+            None => {
+                let option = match folder.parent() {
+                    Some(other) if default_folder().as_deref() != Some(other) => {
+                        format!(" --checkpoint-dir {}", other.display())
+                    }
+                    _ => String::new(),
+                };
+                self.print_message(format!(
+                    "checkpoints go to {}; restart with: dipole run{option} --restart {id:016x}",
+                    folder.display()
+                ));
+            }
         }
         self.event(json!({"event": "checkpoints", "job": format!("{id:016x}"), "folder": folder}));
         Ok(())

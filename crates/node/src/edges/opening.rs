@@ -19,7 +19,7 @@ const PEER_FULL: GoneReason = GoneReason::Reset(wire::ResetReason::TooManyPeers)
 /// The reset sent by a process with another security setting.
 const OTHER_SECURITY: GoneReason = GoneReason::Reset(wire::ResetReason::Security);
 /// Without a hosts file packets use the node's own key, with one the cluster's.
-const HOSTS_FILE_MISMATCH: &str = "of its process and this one only one has a hosts file, so they do not \
+const HOSTS_FILE_MISMATCH: &str = "only one of the two processes has a hosts file, so they do not \
                           exchange packets; set DIPOLE_HOSTS in both or in none, or let them share \
                           memory (DIPOLE_LINK=auto)";
 
