@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 
 use common::run;
 
@@ -207,6 +208,8 @@ fn the_package_is_installed_used_and_removed_in_a_clean_root() {
         eprintln!("SKIPPED: {reason}");
         return;
     }
+    // Both take long, and one waits for the network.
+    let system = thread::spawn(clean_root);
     let place = tempfile::tempdir().expect("a directory");
     run(Command::new(env!("CARGO_BIN_EXE_xtask"))
         .args(["package", "--profile", "dev", "--output"])
@@ -221,7 +224,8 @@ fn the_package_is_installed_used_and_removed_in_a_clean_root() {
 
     fs::write(place.path().join("program.c"), PROGRAM).expect("a file");
     let mount = tempfile::tempdir().expect("a directory");
-    let system = clean_root().unwrap_or_else(|| PathBuf::from("/"));
+    let system = system.join().expect("no panic");
+    let system = system.unwrap_or_else(|| PathBuf::from("/"));
     let said = run(Command::new("unshare")
         .args(["--mount", "--pid", "--fork", "--"])
         .args(["sh", "-c", IN_A_CLEAN_ROOT, "sh"])

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Cost of a message of 64 bytes, stage by stage: instructions and cache lines.
+"""Cost of a message, stage by stage: instructions and cache lines.
 
-    crates/lab/scripts/message_cost.py shm|udp [PROGRAM...]
+    crates/lab/scripts/message_cost.py [--bytes 64] shm|udp [PROGRAM...]
 
 Runs the example `message_cost` (or the given builds of it, to compare them) under valgrind's tool
 `lackey`, which prints every instruction and every access to memory, and prints a table in Markdown.
@@ -10,9 +10,12 @@ take the way of older processors.
 
 An instruction belongs to the innermost function of ours that it was compiled from (functions that
 were inlined included); one of a library to whoever called it. Each figure is the median over the
-messages, of what their thread does.
+messages, of what their thread does. Programs need line numbers:
+CARGO_PROFILE_RELEASE_DEBUG=line-tables-only.
 """
 
+import argparse
+import os
 import re
 import statistics
 import subprocess
@@ -21,14 +24,14 @@ import tempfile
 from collections import defaultdict
 
 LINE_BYTES = 64
-# The first match counts, by the path below `crates/`. Includes names of earlier versions.
+# The first match counts, by the path below `crates/`.
 STAGES = [(name, re.compile(pattern)) for name, pattern in [
-    ("checksum", r"trailer\.rs|crc-fast"),
+    ("checksum", r"engine/src/trailer|link/src/crc32c|crc-fast"),
     ("clock", r"clock\.rs"),
-    ("API, lock, waiting", r"node/src/(endpoint|edge|inner|drive|driver|process|progress|completion|net)\b|link/src/fork"),
-    ("frames, packing", r"node/src/(frames|engine/pack(er)?)\.rs"),
-    ("delivery, inbox", r"node/src/(inbox|engine/(deliver|dispatch|inboxes|endpoints|rooms))\.rs|arena\.rs"),
-    ("engine", r"node/src/"),
+    ("API, lock, waiting", r"(node|driver)/src/|link/src/fork"),
+    ("frames, packing", r"engine/src/(frames|packer|batch)\.rs"),
+    ("delivery, inbox", r"engine/src/(arrivals|dispatch|endpoints|inbox(es)?)\.rs|arena\.rs"),
+    ("engine", r"(engine|record)/src/"),
     ("ring", r"link/src/(shm|segment|word|any_hub)\b"),
     ("sockets", r"link/src/"),
     ("wire format", r"proto/src/wire/"),
@@ -42,7 +45,8 @@ def output(*command, text=None):
 
 def build():
     command = "cargo build --release --quiet --package dipole-node --example message_cost"
-    subprocess.run(command.split(), check=True)
+    environment = {**os.environ, "CARGO_PROFILE_RELEASE_DEBUG": "line-tables-only"}
+    subprocess.run(command.split(), check=True, env=environment)
     return "target/release/examples/message_cost"
 
 
@@ -69,12 +73,12 @@ def stacks(process):
     return ranges
 
 
-def trace(program, link):
+def trace(program, link, length):
     """Accesses of the main thread for each counted message: (phase, kind, address, bytes)."""
     names = symbols(program)
     with tempfile.TemporaryFile("w+") as said:
         run = subprocess.Popen(
-            ["valgrind", "--tool=lackey", "--trace-mem=yes", program, link],
+            ["valgrind", "--tool=lackey", "--trace-mem=yes", program, link, str(length)],
             stdout=said, stderr=subprocess.PIPE, text=True)
         messages, current, phase, marks, base = [], [], "", {}, 0
         own, others, unsure = None, [], []
@@ -132,9 +136,9 @@ def stages(program, base, messages):
     return of
 
 
-def cost(program, link):
+def cost(program, link, length):
     """{(phase, stage): (instructions, lines of code, lines of data)}"""
-    base, messages = trace(program, link)
+    base, messages = trace(program, link, length)
     of = stages(program, base, messages)
     each = defaultdict(lambda: ([], [], []))
     for message in messages:
@@ -156,13 +160,17 @@ def cost(program, link):
 
 
 def main():
-    if len(sys.argv) < 2 or sys.argv[1] not in ("shm", "udp"):
-        sys.exit(__doc__)
-    link, programs = sys.argv[1], sys.argv[2:] or [build()]
-    costs = [cost(program, link) for program in programs]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bytes", type=int, default=64)
+    parser.add_argument("link", choices=("shm", "udp"))
+    parser.add_argument("program", nargs="*")
+    arguments = parser.parse_args()
+    programs = arguments.program or [build()]
+    costs = [cost(program, arguments.link, arguments.bytes) for program in programs]
     order = [name for name, _ in STAGES]
     rows = [(phase, stage) for phase in ("send", "receive") for stage in [*order, "all"]] + [("both", "all")]
-    print(f"| {link}, 64 B | instructions | lines of code | lines of data |\n|---|---|---|---|")
+    print(f"| {arguments.link}, {arguments.bytes} B | instructions | lines of code | lines of data |")
+    print("|---|---|---|---|")
     for row in rows:
         if any(row in cost for cost in costs):
             figures = [cost.get(row, (0, 0, 0)) for cost in costs]

@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, IoSlice};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use dipole_node::{
@@ -397,6 +397,9 @@ impl Cluster {
     }
 }
 
+/// Locked by tests that measure the memory of this process; the others share it.
+static MEMORY: RwLock<()> = RwLock::new(());
+
 /// Resident memory of this process in bytes.
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("proc");
@@ -408,6 +411,7 @@ fn resident_bytes() -> u64 {
 }
 
 fn one_thread_sends_to_all(why: Why, links: Links) {
+    let _measures = MEMORY.write();
     let mut cluster = Cluster::new(why, links);
     if why == Why::Stopped {
         // Windows grow, including that of the receiver that will be stuck.
@@ -453,6 +457,7 @@ fn one_thread_sends_to_all(why: Why, links: Links) {
 }
 
 fn only_the_sender_to_the_stuck_receiver_waits(links: Links) {
+    let _uses = MEMORY.read();
     let mut cluster = Cluster::new(Why::Stopped, links);
     (0..100).for_each(|_| cluster.round(Way::Send, BYTES));
     cluster.stick();
@@ -494,6 +499,7 @@ fn a_sender_with_short_time_outs_detects_that_its_receiver_died(links: Links) {
 }
 
 fn sends_with_short_time_outs(links: Links, waits: bool) {
+    let _uses = MEMORY.read();
     let directory = tempfile::tempdir().expect("a directory");
     let runtime = directory.path().join("dipole");
     let what = ((STUCK, 1), (Why::Unread, links));

@@ -24,23 +24,15 @@ fn node(testbed: &Testbed, number: u32) -> Node {
     opened.expect("a namespace").expect("a node")
 }
 
-#[test]
-fn the_first_message_arrives_after_three_and_a_half_round_trips() {
-    let faults = Faults {
-        delay: 1.0,
-        delay_time: ONE_WAY,
-        ..Faults::default()
-    };
-    let Some(testbed) = crate::testbed(Testbed::builder().faults(faults)) else {
-        return;
-    };
-    let (left, right) = (node(&testbed, 1), node(&testbed, 2));
+/// How often a measurement is repeated on a machine that is too busy for it.
+const ATTEMPTS: u32 = 10;
+
+/// Round trips of the first message to a new peer, and to another endpoint of it.
+fn measured(testbed: &Testbed) -> [f64; 2] {
+    let (left, right) = (node(testbed, 1), node(testbed, 2));
     let outbox = left.endpoint(EndpointId(1)).expect("a free endpoint");
     let inboxes = [7, 8].map(|id| right.endpoint(EndpointId(id)).expect("a free endpoint"));
-    for (inbox, what) in inboxes
-        .iter()
-        .zip(["a new peer", "an endpoint of a known one"])
-    {
+    inboxes.map(|inbox| {
         let to = Address::new(2, inbox.address().endpoint.0);
         let begun = Instant::now();
         let took = thread::scope(|scope| {
@@ -57,8 +49,26 @@ fn the_first_message_arrives_after_three_and_a_half_round_trips() {
             receiver.join().expect("no panic")
         });
         outbox.untarget(to);
-        let trips = took.as_secs_f64() / (2.0 * ONE_WAY.as_secs_f64());
-        println!("the first message to {what}: {trips:.2} round trips");
-        assert!(trips < MOST_ROUND_TRIPS, "{trips:.2} round trips");
+        took.as_secs_f64() / (2.0 * ONE_WAY.as_secs_f64())
+    })
+}
+
+#[test]
+fn the_first_message_arrives_after_three_and_a_half_round_trips() {
+    let faults = Faults {
+        delay: 1.0,
+        delay_time: ONE_WAY,
+        ..Faults::default()
+    };
+    let Some(testbed) = crate::testbed(Testbed::builder().faults(faults)) else {
+        return;
+    };
+    for _ in 0..ATTEMPTS {
+        let trips = measured(&testbed);
+        println!("round trips to a new peer and to an endpoint of a known one: {trips:.2?}");
+        if trips.iter().all(|trips| *trips < MOST_ROUND_TRIPS) {
+            return;
+        }
     }
+    panic!("the first message takes {MOST_ROUND_TRIPS} round trips or more");
 }

@@ -205,10 +205,11 @@ impl Testbed {
     /// Runs `ip` inside a machine (or the bridge, 3).
     #[track_caller]
     pub(crate) fn ip(&self, machine: usize, arguments: &str) {
-        assert!(
-            ip(&format!("-n {} {arguments}", self.names[machine - 1])),
-            "ip {arguments}"
-        );
+        let mut command = Command::new("ip");
+        command.args(["-n", &self.names[machine - 1]]);
+        let output = command.args(arguments.split_whitespace()).output();
+        let output = output.expect("ip starts");
+        assert!(output.status.success(), "ip {arguments}: {output:?}");
     }
 
     /// Sets firewall rules inside a machine; true if that succeeded.
