@@ -1,6 +1,7 @@
 //! Waits that take so long that they are reported.
 
 use std::cell::Cell;
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::clock::nanoseconds;
@@ -11,6 +12,17 @@ const FIRST_REPORT_NS: u64 = 2_000_000_000;
 thread_local! {
     /// The long wait that this thread's next wait is a part of.
     static WHOLE: Cell<Option<Progress>> = const { Cell::new(None) };
+    /// Its record, unless a later part makes another.
+    static UNRECORDED: Cell<Option<Record>> = const { Cell::new(None) };
+}
+
+/// Writes the record of a wait.
+struct Record(Box<dyn FnOnce() + Send>);
+
+impl fmt::Debug for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Record")
+    }
 }
 
 /// How long a wait has lasted, and when it is reported next.
@@ -36,6 +48,8 @@ impl Progress {
 pub struct LongWait {
     progress: Progress,
     began: Option<Instant>,
+    /// Of the latest part, which failed: written if no other part follows.
+    unrecorded: Option<Record>,
 }
 
 impl Default for LongWait {
@@ -51,6 +65,7 @@ impl LongWait {
         LongWait {
             progress: Progress::NEW,
             began: None,
+            unrecorded: None,
         }
     }
 
@@ -73,17 +88,28 @@ impl LongWait {
         (progress.waited_ns, progress.is_last)
     }
 
+    /// A part of this thread's wait has ended: `record` is called when the wait is dropped, unless another
+    /// part ends before that. `None` if the wait is recorded already.
+    pub fn set_record<F: FnOnce() + Send + 'static>(record: Option<F>) {
+        UNRECORDED.set(record.map(|record| Record(Box::new(record))));
+    }
+
     fn run<R>(&mut self, is_last: bool, body: impl FnOnce() -> R) -> R {
-        struct Restore(Option<Progress>);
+        struct Restore(Option<Progress>, Option<Record>);
         impl Drop for Restore {
             fn drop(&mut self) {
                 WHOLE.set(self.0);
+                UNRECORDED.set(self.1.take());
             }
         }
         self.progress.is_last = is_last;
-        let _restore = Restore(WHOLE.replace(Some(self.progress)));
+        let _restore = Restore(
+            WHOLE.replace(Some(self.progress)),
+            UNRECORDED.replace(self.unrecorded.take()),
+        );
         let result = body();
         self.progress = WHOLE.get().unwrap_or(self.progress);
+        self.unrecorded = UNRECORDED.take();
         result
     }
 
@@ -102,6 +128,14 @@ impl LongWait {
             self.progress.report_at_ns = next_report(self.progress.report_at_ns, waited_ns);
         }
         is_due
+    }
+}
+
+impl Drop for LongWait {
+    fn drop(&mut self) {
+        if let Some(Record(record)) = self.unrecorded.take() {
+            record();
+        }
     }
 }
 
@@ -150,6 +184,8 @@ impl Part {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
     use super::*;
 
     const SECOND: u64 = 1_000_000_000;
@@ -188,5 +224,25 @@ mod tests {
         let mut long = LongWait::new();
         let due = (0..12).filter(|second| long.due_after(Duration::from_secs(*second)));
         assert_eq!(due.collect::<Vec<_>>(), [2, 4, 8]);
+    }
+
+    #[test]
+    fn the_record_of_the_latest_part_is_made_when_the_wait_is_given_up() {
+        let records = Arc::new(Mutex::new(Vec::new()));
+        let fails = |name: &'static str| {
+            let records = Arc::clone(&records);
+            LongWait::set_record(Some(move || records.lock().expect("sound").push(name)));
+        };
+        let mut given_up = LongWait::new();
+        given_up.part(|| fails("first"));
+        given_up.part(|| {
+            let mut inner = LongWait::new();
+            inner.part(|| fails("inner"));
+        });
+        let mut successful = LongWait::new();
+        successful.part(|| fails("earlier"));
+        successful.part(|| LongWait::set_record(None::<fn()>));
+        drop((successful, given_up));
+        assert_eq!(*records.lock().expect("sound"), ["inner", "first"]);
     }
 }

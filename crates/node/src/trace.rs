@@ -190,10 +190,15 @@ impl TracedWait {
         self.end(is_done, end);
     }
 
-    /// Records the wait, unless it has failed and its next part continues it.
+    /// Records the wait: later if it has failed, because its next part may continue it.
     fn end(self, has_succeeded: bool, end: WaitEnd) {
-        if has_succeeded || self.is_last {
-            self.recorder.record(self.began_ns, end);
+        let is_over = has_succeeded || self.is_last;
+        let record = move || self.recorder.record(self.began_ns, end);
+        if is_over {
+            LongWait::set_record(None::<fn()>);
+            record();
+        } else {
+            LongWait::set_record(Some(record));
         }
     }
 }

@@ -4,6 +4,7 @@ import array
 import asyncio
 import concurrent.futures
 import contextlib
+import json
 import multiprocessing
 import os
 import re
@@ -80,6 +81,33 @@ class Waits(unittest.TestCase):
                 with interrupted_after(0.05), self.assertRaises(KeyboardInterrupt):
                     call()
                 self.assertLess(time.monotonic() - began, PATIENCE)
+
+    def test_a_wait_that_keyboard_interrupt_ends_is_in_the_trace(self):
+        program = """
+            import signal, dipole
+            from support import interrupted_after
+            with dipole.Endpoint(40) as here:
+                # After the first time that the library looked for signals.
+                for _ in range(2):
+                    try:
+                        with interrupted_after(0.25):
+                            here.Recv()
+                    except KeyboardInterrupt:
+                        pass
+        """
+        with tempfile.TemporaryDirectory() as traces:
+            here = os.path.dirname(__file__)
+            subprocess.run(
+                [sys.executable, "-c", textwrap.dedent(program)],
+                env={**os.environ, "DIPOLE_TRACE": traces},
+                cwd=here,
+                check=True,
+            )
+            command = ["dipole", "--json", "trace", traces]
+            shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        [process] = json.loads(shown)["processes"]
+        self.assertEqual(process["waits"], 2, shown)
+        self.assertGreater(process["waited_ns"], 400_000_000, shown)
 
     def test_long_waits_are_reported_on_a_terminal(self):
         if shutil.which("script") is None:

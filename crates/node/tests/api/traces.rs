@@ -113,7 +113,7 @@ fn a_wait_for_room_has_its_target() {
         from.send(&[0; 1000]).expect("there will be room");
     });
     let found = waits(folder.path(), Cause::Room);
-    let [_timed_out, wait] = &found[..] else {
+    let [.., wait] = &found[..] else {
         panic!("{found:?}")
     };
     assert_eq!(
@@ -142,6 +142,38 @@ fn a_wait_in_vain_is_recorded_once_whatever_its_parts() {
     assert_eq!((one.own, one.peer), (in_trace(7), None));
     let least = u64::try_from((2 * SHORT).as_nanos()).expect("short");
     assert!(parts.ns() >= least, "{parts:?}");
+}
+
+#[test]
+fn a_wait_that_its_caller_gives_up_is_recorded() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (from, to) = connected(folder.path());
+    let mut whole = LongWait::new();
+    whole
+        .part(|| to.receive_timeout(SHORT))
+        .expect_err("silent");
+    whole
+        .part(|| to.receive_timeout(SHORT))
+        .expect_err("silent");
+    assert!(waits(folder.path(), Cause::Nothing).is_empty());
+    drop(whole);
+    let found = waits(folder.path(), Cause::Nothing);
+    let [wait] = &found[..] else {
+        panic!("{found:?}")
+    };
+    let least = u64::try_from((2 * SHORT).as_nanos()).expect("short");
+    assert!(wait.ns() >= least, "{wait:?}");
+    // Of a wait that succeeded, the unsuccessful parts are not.
+    let mut whole = LongWait::new();
+    whole
+        .part(|| to.receive_timeout(SHORT))
+        .expect_err("silent");
+    from.send(b"message").expect("room");
+    whole
+        .part(|| to.receive_timeout(PATIENCE))
+        .expect("it arrives");
+    drop(whole);
+    assert_eq!(waits(folder.path(), Cause::Nothing).len(), 1);
 }
 
 #[test]
