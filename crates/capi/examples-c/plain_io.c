@@ -4,6 +4,7 @@
 #include "check.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,6 +23,43 @@ static int is_ready(int fd, short events, int timeout_ms)
 {
     struct pollfd polled = { fd, events, 0 };
     return poll(&polled, 1, timeout_ms) == 1 && (polled.revents & events);
+}
+
+static void shut_down_one_direction(void)
+{
+    static char filling[100000];
+    char answer[8];
+    int here = open_plain(83, 0), there = open_plain(84, 0);
+    CHECK(dp_target(here, 1, 84) == 0 && dp_target(there, 1, 83) == 0);
+    CHECK(shutdown(there, SHUT_RD) == 0);
+    CHECK(read(there, answer, sizeof answer) == 0);
+    /* More than there is room for: it is discarded. */
+    for (int index = 0; index < 1000; index++)
+        CHECK(write(here, filling, sizeof filling) == sizeof filling);
+    CHECK(write(there, "still", 5) == 5);
+    CHECK(read(here, answer, sizeof answer) == 5);
+
+    CHECK(shutdown(here, SHUT_WR) == 0);
+    CHECK(write(here, "", 1) == -1 && errno == EPIPE);
+    CHECK(write(there, "reads", 5) == 5);
+    CHECK(read(here, answer, sizeof answer) == 5);
+    CHECK(dp_close(here) == 0 && dp_close(there) == 0);
+    puts("one direction");
+}
+
+static void close_after_a_failure(void)
+{
+    int fd = open_plain(85, 0);
+    CHECK(write(fd, "no target", 9) == 9);
+    while (write(fd, "until it is known", 17) == 17)
+        poll(NULL, 0, 1);
+    CHECK(errno == EPIPE && close(fd) == 0);
+    while ((fd = dp_open(85)) < 0) {
+        CHECK(errno == EADDRINUSE);
+        poll(NULL, 0, 1);
+    }
+    CHECK(dp_close(fd) == 0);
+    puts("failure");
 }
 
 static void echo_by_cat(void)
@@ -83,16 +121,18 @@ int main(void)
         CHECK(buffer[index] == (char)(index % 251));
     puts("plain");
 
-    /* What was written before a close arrives. */
+    /* What was written before a close arrives, even empty messages. */
     for (int index = 0; index < 100; index++)
-        CHECK(write(from, &index, sizeof index) == sizeof index);
+        CHECK(write(from, &index, index % sizeof index) == (ssize_t)(index % sizeof index));
     CHECK(close(from) == 0);
     for (int index = 0, number; index < 100; index++) {
         CHECK(is_ready(to, POLLIN, 10000));
-        CHECK(read(to, &number, sizeof number) == sizeof number && number == index);
+        CHECK(read(to, &number, sizeof number) == (ssize_t)(index % sizeof index));
     }
     CHECK(dp_close(to) == 0);
     puts("closed");
     echo_by_cat();
+    shut_down_one_direction();
+    close_after_a_failure();
     return 0;
 }

@@ -4,7 +4,8 @@
 //! of it work in other processes. Two threads move messages between our end and the endpoint. Only
 //! endpoints opened with `DP_IO` have them; for the others nothing changes.
 
-use std::io;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,7 +16,8 @@ use dipole_node::{Address, Endpoint, ReceiveError, SendError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt,
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType,
+    sockopt,
 };
 
 use crate::per_process::lock;
@@ -53,6 +55,8 @@ pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     for end in [&own, &user] {
         sockopt::set_socket_send_buffer_size(end, BUFFER_BYTES)?;
     }
+    // Packets have their writer's credentials; the end of the packets has none, unlike an empty packet.
+    sockopt::set_socket_passcred(&own, true)?;
     Ok((own, user))
 }
 
@@ -112,15 +116,11 @@ fn ignore(done: rustix::io::Result<()>) {
 fn collect(owner: &impl Owner, own: &OwnedFd, closing: &AtomicBool) {
     let mut buffer = vec![0; MAX_WRITE_BYTES];
     loop {
-        let length = match rustix::net::recv(own, &mut buffer[..], RecvFlags::empty()) {
-            Ok((0, _)) if is_hung_up(own) => break,
-            Ok((length, _)) => length,
+        let length = match receive(own, &mut buffer) {
+            Ok(Some(length)) => length,
             Err(Errno::INTR) => continue,
-            Err(_) => break,
+            Ok(None) | Err(_) => break,
         };
-        if length == 0 && closing.load(Ordering::Relaxed) {
-            break;
-        }
         if let Err(error) = send(owner, &buffer[..length], closing) {
             tracing::warn!(
                 "write to the descriptor of {}: {error}",
@@ -128,19 +128,34 @@ fn collect(owner: &impl Owner, own: &OwnedFd, closing: &AtomicBool) {
             );
             // Further writes fail with EPIPE, as on a pipe whose reader is gone.
             ignore(rustix::net::shutdown(own, Shutdown::Read));
-            return;
+            break;
         }
     }
+    await_hang_up(own, closing);
     if !closing.load(Ordering::Relaxed) {
         owner.endpoint().end();
     }
 }
 
-/// True if the program has closed its end.
-fn is_hung_up(own: &OwnedFd) -> bool {
-    let mut polled = [PollFd::new(own, PollFlags::RDHUP)];
-    let found = poll(&mut polled, Some(&Timespec::default()));
-    found.is_ok() && polled[0].revents().intersects(PollFlags::HUP)
+/// Waits for the next packet; returns its length, or `None` if no others will follow.
+fn receive(own: &OwnedFd, buffer: &mut [u8]) -> rustix::io::Result<Option<usize>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+    let mut writer = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(buffer)];
+    let received = rustix::net::recvmsg(own, &mut parts, &mut writer, RecvFlags::empty())?;
+    Ok(writer.drain().next().map(|_| received.bytes))
+}
+
+/// Waits until the program has closed its end: it may have shut down only one direction.
+fn await_hang_up(own: &OwnedFd, closing: &AtomicBool) {
+    let slice = Timespec::try_from(CHECK).unwrap_or_default();
+    while !closing.load(Ordering::Relaxed) {
+        let mut polled = [PollFd::new(own, PollFlags::empty())];
+        match poll(&mut polled, Some(&slice)) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) | Err(_) => return,
+        }
+    }
 }
 
 /// Sends a message to all targets that are left.
@@ -185,11 +200,10 @@ fn deliver(endpoint: &Endpoint, own: &OwnedFd) {
         };
         let pieces = message.chunks(PIECE_BYTES);
         let empty = message.is_empty().then_some(&[][..]);
-        for piece in pieces.chain(empty) {
-            if push(own.as_fd(), piece).is_err() {
-                return;
-            }
-        }
+        // After shutdown(SHUT_RD) messages are discarded, so that their senders do not wait.
+        let _is_read = pieces
+            .chain(empty)
+            .try_for_each(|piece| push(own.as_fd(), piece));
     }
     ignore(rustix::net::shutdown(own, Shutdown::Write));
 }

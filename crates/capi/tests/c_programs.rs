@@ -319,7 +319,7 @@ fn a_descriptor_works_in_poll_select_and_epoll() {
 #[test]
 fn messages_go_through_read_and_write_of_a_descriptor_opened_for_it() {
     let output = Bench::new().example("plain_io", &[]);
-    assert_eq!(output, "plain\nclosed\ncat\n");
+    assert_eq!(output, "plain\nclosed\ncat\none direction\nfailure\n");
 }
 
 #[test]

@@ -148,7 +148,9 @@ impl Served {
         loop {
             let flags = RecvFlags::empty();
             let length = match rustix::net::recv(socket, &mut packet[..], flags) {
-                Ok((0, _)) if is_at_end(socket.as_fd()) => break,
+                Ok((0, _)) if is_at_end(socket.as_fd(), PollFlags::RDHUP) && is_empty(socket)? => {
+                    break;
+                }
                 // The program wrote nothing; to a file that would have no effect either.
                 Ok((0, _)) | Err(Errno::INTR) => continue,
                 Ok((length, _)) => length,
@@ -167,7 +169,8 @@ impl Served {
             let message = match self.endpoint.receive_timeout(LOOK) {
                 Ok(message) => message,
                 Err(ReceiveError::TimedOut { .. }) => {
-                    if is_at_end(socket.as_fd()) {
+                    // Not RDHUP: reads go on after shutdown(SHUT_WR).
+                    if is_at_end(socket.as_fd(), PollFlags::HUP) {
                         return Ok(());
                     }
                     watch(&senders)?;
@@ -193,12 +196,17 @@ impl Served {
     }
 }
 
-/// True if the other end will never read or write again.
-fn is_at_end(socket: BorrowedFd<'_>) -> bool {
-    let mut asked = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
+/// True if the program will never write again (`RDHUP`), or has closed the file (`HUP`).
+fn is_at_end(socket: BorrowedFd<'_>, end: PollFlags) -> bool {
+    let mut asked = [PollFd::from_borrowed_fd(socket, end)];
     let now = Timespec::default();
     let found = retry_on_intr(|| poll(&mut asked, Some(&now)));
     found.is_ok_and(|count| count > 0)
+}
+
+/// True unless the program has written something that was not received.
+fn is_empty(socket: &OwnedFd) -> Result<bool, Errno> {
+    Ok(rustix::io::ioctl_fionread(socket)? == 0)
 }
 
 /// Checks whether senders have died.

@@ -248,6 +248,38 @@ sys.stdin.read()
 }
 
 #[test]
+fn shutting_down_the_unused_direction_changes_nothing() {
+    let place = Place::new();
+    let (reader, mut said) = opened(place.python(
+        "
+import os, socket, time
+fd = os.open('/dev/dipole/7', os.O_RDONLY)
+end = socket.socket(fileno=fd)
+end.shutdown(socket.SHUT_WR)
+# The server looks every 0.1 s whether the file is still open.
+time.sleep(0.5)
+print('open', flush=True)
+print(*iter(lambda: os.read(fd, 100).decode(), ''), flush=True)
+",
+    ));
+    let writer = place.python(
+        "
+import os, socket
+fd = os.open('/dev/dipole/1:7', os.O_WRONLY)
+end = socket.socket(fileno=fd)
+end.shutdown(socket.SHUT_RD)
+# Writes of nothing have no effect.
+for text in ['one', '', '', 'two']:
+    end.send(text.encode())
+end.shutdown(socket.SHUT_WR)
+",
+    );
+    finished(writer);
+    assert_eq!(line(&mut said), "one two");
+    finished(reader);
+}
+
+#[test]
 fn a_failed_open_reports_the_reason() {
     let place = Place::new();
     let (mut holder, _said) = opened(place.python(
