@@ -8,7 +8,7 @@ mod operations;
 use std::sync::Arc;
 
 use dipole_proto::wire::{Payloads, RefusedReason};
-use dipole_proto::{EdgeId, Event, Instant, PeerId};
+use dipole_proto::{EdgeId, EdgePosition, Event, Instant, PeerId};
 use dipole_record::RecordedMachine;
 
 use super::dispatch::{Arrival, Dispatch, MessagePart, Source, UnreliablePart};
@@ -212,9 +212,10 @@ impl Core {
                 peer,
                 ends,
                 edge,
+                before,
                 reason,
                 ..
-            } => self.on_refused((peer, ends), edge, reason),
+            } => self.on_refused((peer, ends), edge.map(|edge| (edge, before)), reason),
             Event::Settled { peer } => {
                 self.ready.notify(WaitKey::Peer(peer));
                 self.ready.notify(WaitKey::AnyPeer);
@@ -260,12 +261,12 @@ impl Core {
     fn on_refused(
         &mut self,
         (peer, ends): (PeerId, (u32, u32)),
-        edge: Option<EdgeId>,
+        edge: Option<(EdgeId, EdgePosition)>,
         reason: RefusedReason,
     ) {
         self.refusals.record(peer, ends, reason);
-        if let Some(edge) = edge {
-            self.refuse_operations(edge, reason);
+        if let Some((edge, before)) = edge {
+            self.refuse_operations(edge, before, reason);
             self.ready.notify(WaitKey::Edge(edge));
         }
         self.ready.notify(WaitKey::Peer(peer));

@@ -151,9 +151,12 @@ impl Engine {
         wanted: (bool, AnswerBuffer),
         posted: Option<PostedOperation>,
     ) -> OperationId {
+        let position = self.core.machine.edge_position(edge).unwrap_or_default();
         let operations = &mut self.core.operations;
         operations.timer_at = operations.timer_at.min(now.after(WATCH_AFTER_NS));
-        operations.requests.expect(now, edge, wanted, posted)
+        operations
+            .requests
+            .expect(now, (edge, position), wanted, posted)
     }
 
     /// Announces puts without an answer on an edge, so that the next fence reports refusals.

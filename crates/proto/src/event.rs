@@ -46,6 +46,15 @@ pub struct EdgeId {
     pub generation: u32,
 }
 
+/// A message of an outgoing edge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct EdgePosition {
+    /// Life of the edge, see [`EdgeKey`].
+    pub life: u8,
+    /// Its number among the messages of that life.
+    pub sequence: u64,
+}
+
 /// Generations only grow. Machines that differ only in them behave alike.
 impl core::hash::Hash for EdgeId {
     fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
@@ -342,6 +351,8 @@ pub enum Event {
         edge: Option<EdgeId>,
         /// The first refused message.
         sequence: u64,
+        /// Messages from this one on are not concerned: the edge was opened again before it was sent.
+        before: EdgePosition,
         /// Why they are refused.
         reason: RefusedReason,
     },

@@ -57,7 +57,7 @@ pub mod wire;
 pub use channel::{IncomingStatus, MAX_EDGES, MessageStart, OutgoingStatus, Refusals};
 pub use config::{Config, LIMIT_OF_MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES, charge};
 pub use error::{BeginError, ConnectError, EdgeError, ProtocolViolation};
-pub use event::{EdgeId, Event, GoneReason, KeyMismatch, PathChange, PeerId};
+pub use event::{EdgeId, EdgePosition, Event, GoneReason, KeyMismatch, PathChange, PeerId};
 pub use holes::{Arrival, Hole, Holes, MAX_HOLES};
 pub use key::{Agreement, Party, Seal};
 pub use machine::{Addressed, Machine, PeerStatus, Train};

@@ -217,6 +217,16 @@ impl SendWindow {
         core::mem::replace(&mut self.is_disputed, is_refusing) && !is_refusing
     }
 
+    /// All units below have been acknowledged, and their refusals have arrived.
+    pub(crate) fn settled(&self) -> u64 {
+        self.settled
+    }
+
+    /// True if the peer has refusals on their way.
+    pub(crate) fn is_disputed(&self) -> bool {
+        self.is_disputed
+    }
+
     /// True unless the peer may have refused messages that it has acknowledged.
     pub(crate) fn is_settled(&self) -> bool {
         let mut units = self.units.iter();

@@ -5,14 +5,14 @@ use std::ops::Range;
 use dipole_proto::wire::{
     OPERATION_BYTES, Operation as Wire, OperationKind, Outcome, RefusedReason,
 };
-use dipole_proto::{EdgeId, PeerId};
+use dipole_proto::{EdgeId, EdgePosition, PeerId};
 
 use super::Core;
 use crate::dispatch::{MessagePart, Source};
 use crate::gone::GoneReason;
 use crate::inbox::{Charge, NOTICE_BYTES};
 use crate::operations::{
-    ANSWER_ENDPOINT, Answer, AnswerData, IncomingOperation, OperationResult, fill, memory_offset,
+    ANSWER_ENDPOINT, Answer, AnswerData, IncomingOperation, fill, memory_offset,
 };
 
 impl Core {
@@ -149,13 +149,19 @@ impl Core {
     }
 
     /// Fails operations of an edge that were not delivered: the receiver has no room for the edge,
-    /// or a protocol rule was violated.
-    pub(crate) fn refuse_operations(&mut self, edge: EdgeId, reason: RefusedReason) {
+    /// or a protocol rule was violated. Those registered after the edge was opened again, at `before`, do
+    /// not fail.
+    pub(crate) fn refuse_operations(
+        &mut self,
+        edge: EdgeId,
+        before: EdgePosition,
+        reason: RefusedReason,
+    ) {
         if matches!(reason, RefusedReason::NoEndpoint | RefusedReason::Closed) {
             return;
         }
         let requests = &mut self.operations.requests;
-        let keys = requests.fail(|it| it == edge, || OperationResult::NotDelivered(reason));
+        let keys = requests.refuse(edge, before, reason);
         keys.into_iter().for_each(|key| self.ready.notify(key));
     }
 
@@ -166,8 +172,7 @@ impl Core {
         operations.consumed.retain(|edge| edge.peer != peer);
         operations.answers.forget_peer(peer);
         operations.requests.forget_peer(peer);
-        let why = || OperationResult::Gone(Some(reason));
-        let keys = operations.requests.fail(|edge| edge.peer == peer, why);
+        let keys = operations.requests.fail_all(peer, Some(reason));
         keys.into_iter().for_each(|key| self.ready.notify(key));
     }
 }

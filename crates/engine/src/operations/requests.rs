@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use dipole_link::Region as Memory;
 use dipole_proto::wire::{Operation, Outcome, RefusedReason};
-use dipole_proto::{EdgeId, Instant, PeerId};
+use dipole_proto::{EdgeId, EdgePosition, Instant, PeerId};
 use rustc_hash::FxHashMap;
 
 use crate::dispatch::Source;
@@ -77,6 +77,8 @@ pub enum OperationResult {
 #[derive(Debug)]
 struct Pending {
     edge: EdgeId,
+    /// Where the edge was when it was registered.
+    position: EdgePosition,
     is_fence: bool,
     place: AnswerBuffer,
     result: Option<OperationResult>,
@@ -114,7 +116,7 @@ impl Requests {
     pub(crate) fn expect(
         &mut self,
         now: Instant,
-        edge: EdgeId,
+        (edge, position): (EdgeId, EdgePosition),
         (is_fence, place): (bool, AnswerBuffer),
         posted: Option<PostedOperation>,
     ) -> OperationId {
@@ -127,6 +129,7 @@ impl Requests {
         };
         let pending = Pending {
             edge,
+            position,
             is_fence,
             place,
             result: None,
@@ -277,14 +280,35 @@ impl Requests {
         Some(WaitKey::Operation(id))
     }
 
-    /// Fails all operations on edges that match; returns the keys to notify.
-    pub(crate) fn fail(
+    /// Fails the operations of an edge whose messages are refused: all of them, or, if the edge was opened
+    /// again at `before`, those that were registered earlier. Returns the keys to notify.
+    pub(crate) fn refuse(
         &mut self,
-        matches: impl Fn(EdgeId) -> bool,
+        edge: EdgeId,
+        before: EdgePosition,
+        reason: RefusedReason,
+    ) -> Vec<WaitKey> {
+        let is_concerned = |it: &Pending| {
+            // An operation that was registered while the edge ended may have been sent in its next life.
+            let is_earlier = before.sequence == u64::MAX
+                || it.position.life == before.life && it.position.sequence < before.sequence;
+            it.edge == edge && is_earlier
+        };
+        self.fail(is_concerned, || OperationResult::NotDelivered(reason))
+    }
+
+    /// Fails all operations to a peer that is gone; returns the keys to notify.
+    pub(crate) fn fail_all(&mut self, peer: PeerId, reason: Option<GoneReason>) -> Vec<WaitKey> {
+        self.fail(|it| it.edge.peer == peer, || OperationResult::Gone(reason))
+    }
+
+    fn fail(
+        &mut self,
+        matches: impl Fn(&Pending) -> bool,
         why: impl Fn() -> OperationResult,
     ) -> Vec<WaitKey> {
         let waiting = self.pending.iter();
-        let waiting = waiting.filter(|(_, it)| it.result.is_none() && matches(it.edge));
+        let waiting = waiting.filter(|(_, it)| it.result.is_none() && matches(it));
         let ids: Vec<OperationId> = waiting.map(|(id, _)| *id).collect();
         let keys = ids.into_iter().filter_map(|id| self.finish(id, why()));
         keys.collect()
@@ -327,6 +351,11 @@ mod tests {
     use super::*;
     use crate::inbox::Buffers;
 
+    const START: EdgePosition = EdgePosition {
+        life: 0,
+        sequence: 0,
+    };
+
     /// Edges to two processes of this node.
     fn edges() -> [EdgeId; 2] {
         let mut machine = Machine::new(dipole_proto::Config::default(), 1, [2, 3], &[]);
@@ -363,7 +392,7 @@ mod tests {
         let [asked, other] = edges();
         let (mut requests, buffers) = (Requests::default(), Arc::new(Buffers::default()));
         let place = AnswerBuffer::Owned(buffers.take(4));
-        let id = requests.expect(Instant::default(), asked, (false, place), None);
+        let id = requests.expect(Instant::default(), (asked, START), (false, place), None);
         let (right, forged) = (answer(id, 5), answer(id, 6));
         requests.place((other.peer, &forged, 4), 0..4, &b"evil"[..]);
         let outcome = Outcome::Done;
@@ -387,15 +416,12 @@ mod tests {
         let mut requests = Requests::default();
         let mut post = |edge, context| {
             let place = (false, AnswerBuffer::None);
-            requests.expect(Instant::default(), edge, place, posted(context))
+            requests.expect(Instant::default(), (edge, START), place, posted(context))
         };
         let (answered, pending, elsewhere) = (post(ended, 1), post(ended, 2), post(other, 3));
         requests.on_answer(ended.peer, &answer(answered, 9), Outcome::Done, 0);
         for _ in 0..2 {
-            let keys = requests.fail(
-                |edge| edge.peer == ended.peer,
-                || OperationResult::Gone(None),
-            );
+            let keys = requests.fail_all(ended.peer, None);
             assert!(keys.is_empty(), "no thread waits for posted operations");
         }
         // Its answer may still arrive through another link.
@@ -410,5 +436,25 @@ mod tests {
         assert!(!requests.has_finished());
         requests.on_answer(other.peer, &answer(elsewhere, 9), Outcome::Done, 0);
         assert!(requests.has_finished(), "the other process goes on");
+    }
+
+    #[test]
+    fn a_refusal_from_before_an_edge_was_opened_again_fails_only_the_operations_of_that_time() {
+        let [edge, _] = edges();
+        let mut requests = Requests::default();
+        let mut expect = |sequence| {
+            let position = EdgePosition { life: 1, sequence };
+            let place = (false, AnswerBuffer::None);
+            requests.expect(Instant::default(), (edge, position), place, None)
+        };
+        let (earlier, later) = (expect(4), expect(5));
+        let reopened_at = |life, sequence| EdgePosition { life, sequence };
+        let reason = RefusedReason::TooManyEdges;
+        let other_life = requests.refuse(edge, reopened_at(2, 9), reason);
+        assert_eq!(other_life, []);
+        let keys = requests.refuse(edge, reopened_at(1, 5), reason);
+        assert_eq!(keys, [WaitKey::Operation(earlier)]);
+        let keys = requests.refuse(edge, reopened_at(2, u64::MAX), reason);
+        assert_eq!(keys, [WaitKey::Operation(later)]);
     }
 }

@@ -171,6 +171,9 @@ pub(crate) struct Channel {
     strays: usize,
     /// Outgoing edges that wait for credit.
     wanting: Vec<u32>,
+    /// Outgoing edges that the peer has forgotten, each until all units below a number are settled: a
+    /// refusal that arrives before that concerns the life that has ended, which it does not name.
+    disputed_ends: Vec<(EdgeKey, u64)>,
     pub(crate) credit_requests_due: bool,
 }
 
@@ -194,6 +197,7 @@ impl Channel {
             refusals_queued: 0,
             strays: 0,
             wanting: Vec::new(),
+            disputed_ends: Vec::new(),
             credit_requests_due: false,
         }
     }

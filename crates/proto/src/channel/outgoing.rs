@@ -152,15 +152,15 @@ impl EdgeOut {
         self.refused
     }
 
-    /// The peer refuses messages from `sequence` on. Returns false if the edge was opened again since, so
-    /// that later messages may still be sent.
-    pub(crate) fn refuse(&mut self, sequence: u64, reason: RefusedReason) -> bool {
+    /// The peer refuses messages from `sequence` on. Returns the first one that is not concerned, because
+    /// the edge was opened again before it, or `u64::MAX`.
+    pub(crate) fn refuse(&mut self, sequence: u64, reason: RefusedReason) -> u64 {
         if sequence < self.refusable_from {
-            return false;
+            return self.refusable_from;
         }
         self.refused = Some(reason);
         self.need = None;
-        true
+        u64::MAX
     }
 
     /// Begins a message of `total` bytes if there is enough credit. Returns its number.
@@ -293,9 +293,9 @@ mod tests {
         assert_eq!(edge.begin(1), Some(0));
         edge.open_again();
         assert_eq!(edge.begin(1), Some(1));
-        assert!(!edge.refuse(0, RefusedReason::Closed));
+        assert_eq!(edge.refuse(0, RefusedReason::Closed), 1);
         assert_eq!(edge.refused(), None);
-        assert!(edge.refuse(1, RefusedReason::Closed));
+        assert_eq!(edge.refuse(1, RefusedReason::Closed), u64::MAX);
         assert_eq!(edge.refused(), Some(RefusedReason::Closed));
     }
 

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use super::outgoing::{Closed, EdgeOut};
 use super::{Channel, MAX_EDGES, MessageStart, Notice};
 use crate::error::{BeginError, EdgeError};
-use crate::event::{EdgeId, Event};
+use crate::event::{EdgeId, EdgePosition, Event};
 use crate::holes::widen;
 use crate::shared::Shared;
 use crate::wire::{EdgeKey, RefusedReason};
@@ -62,14 +62,26 @@ impl Channel {
 
     /// Why the peer refuses messages of an outgoing edge, if it has refused one.
     pub(crate) fn refusal(&self, edge: EdgeId) -> Option<RefusedReason> {
+        self.out(edge)?.refused()
+    }
+
+    fn out(&self, edge: EdgeId) -> Option<&EdgeOut> {
         let is_same = self.outgoing.generation(edge.index) == edge.generation;
-        let out = self.outgoing.get(edge.index).filter(|_| is_same)?;
-        out.refused()
+        self.outgoing.get(edge.index).filter(|_| is_same)
     }
 
     /// Endpoints and life of an outgoing edge.
     pub(crate) fn key(&mut self, edge: EdgeId) -> Option<EdgeKey> {
         Some(self.out_mut(edge)?.key())
+    }
+
+    /// The next message of an outgoing edge.
+    pub(crate) fn position(&self, edge: EdgeId) -> Option<EdgePosition> {
+        let out = self.out(edge)?;
+        Some(EdgePosition {
+            life: out.key().life,
+            sequence: out.next(),
+        })
     }
 
     /// Begins a message of `total` bytes.
@@ -219,6 +231,7 @@ impl Channel {
             ends: (source, target),
             edge: None,
             sequence: sequence.into(),
+            before: EdgePosition::default(),
             reason,
         };
         // The end of the edge may have overtaken the refusal.
@@ -226,14 +239,47 @@ impl Channel {
             && let Some(out) = self.outgoing.get_mut(index)
         {
             let widened = widen(sequence, out.next());
-            if out.refuse(widened, reason) {
+            let (life, before) = (out.key().life, out.refuse(widened, reason));
+            if before == u64::MAX {
                 self.wanting.retain(|wanting| *wanting != index);
             }
-            if let Event::Refused { edge, sequence, .. } = &mut refused {
-                (*edge, *sequence) = (Some(self.outgoing_id(index)), widened);
+            let id = self.outgoing_id(index);
+            if let Event::Refused {
+                edge,
+                sequence,
+                before: limit,
+                ..
+            } = &mut refused
+            {
+                (*edge, *sequence) = (Some(id), widened);
+                *limit = EdgePosition {
+                    life,
+                    sequence: before,
+                };
             }
         }
         shared.event(refused);
+    }
+
+    /// The peer has forgotten an edge that ended, but may have refused messages of it: the end takes
+    /// effect when all units below `unit` are settled.
+    pub(crate) fn on_disputed_end(&mut self, key: EdgeKey, unit: u64) {
+        self.disputed_ends.push((key, unit));
+    }
+
+    /// All units below `unit` are settled.
+    pub(crate) fn on_settled(&mut self, unit: u64, shared: &mut Shared) {
+        while let Some(at) = (self.disputed_ends.iter()).position(|(_, below)| *below <= unit) {
+            let (key, _) = self.disputed_ends.remove(at);
+            self.on_forgotten(key, shared);
+        }
+    }
+
+    /// Hashes the ends that wait for units, relative to the unit `base`.
+    pub(crate) fn hash_disputed_ends(&self, base: u64, hasher: &mut impl core::hash::Hasher) {
+        use core::hash::Hash;
+        let ends = self.disputed_ends.iter();
+        ends.for_each(|(key, unit)| (key, unit.saturating_sub(base)).hash(hasher));
     }
 
     /// The peer has forgotten an edge that ended.

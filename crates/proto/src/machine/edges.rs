@@ -6,7 +6,7 @@ use super::Machine;
 use super::peers::Peer;
 use crate::channel::{MessageStart, Urgency};
 use crate::error::{BeginError, EdgeError};
-use crate::event::{EdgeId, PeerId};
+use crate::event::{EdgeId, EdgePosition, PeerId};
 use crate::send::Slot;
 use crate::shared::Endpoint;
 use crate::time::Instant;
@@ -158,6 +158,12 @@ impl Machine {
     #[must_use]
     pub fn edge_key(&mut self, edge: EdgeId) -> Option<EdgeKey> {
         self.peers.get_mut(edge.peer)?.channel_mut().key(edge)
+    }
+
+    /// The next message of an outgoing edge.
+    #[must_use]
+    pub fn edge_position(&self, edge: EdgeId) -> Option<EdgePosition> {
+        self.peers.get(edge.peer)?.channel().position(edge)
     }
 
     /// The number of the next message that an incoming edge delivers; 0 if it is over.

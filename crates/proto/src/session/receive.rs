@@ -418,6 +418,9 @@ impl Session {
                 self.control.end_edge(control);
                 self.channel.on_end(key, sequence, shared);
             }
+            Record::EdgeForgotten { key } if self.window.is_disputed() => {
+                self.channel.on_disputed_end(key, self.window.top());
+            }
             Record::EdgeForgotten { key } => self.channel.on_forgotten(key, shared),
             Record::Lanes(list) => self.on_lanes(&list, now, shared),
             Record::Refused {
@@ -553,6 +556,7 @@ impl Session {
         if self.window.settle(next.min(self.window.top()), is_refusing) {
             shared.event(Event::Settled { peer: self.id });
         }
+        self.channel.on_settled(self.window.settled(), shared);
     }
 
     /// Handles the acknowledgement fields of the header.

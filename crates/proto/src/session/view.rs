@@ -171,6 +171,7 @@ impl Session {
         let owed = self.acks.packets().min(per_ack);
         (owed, self.acks.is_due()).hash(hasher);
         self.channel.hash_state(hasher);
+        self.channel.hash_disputed_ends(self.window.base(), hasher);
         self.control.hash_rest(hasher);
         let has_spare_lanes = self.lanes.len() > 2;
         self.requests.hash_rest(has_spare_lanes, hasher);

@@ -211,6 +211,42 @@ fn nothing_counts_as_acknowledged_before_its_refusal_has_arrived() {
 }
 
 #[test]
+fn a_late_refusal_does_not_concern_the_next_life_of_its_edge() {
+    for seed in 1..=300 {
+        let (mut wire, edge) = connected(seed, &Config::default());
+        let open = |wire: &mut Wire| wire.hosts[0].machine.edge(edge.peer, 1, 99).expect("open");
+        let old = open(&mut wire);
+        (wire.loss, wire.duplicate, wire.reorder) = (0.3, 0.1, 0.3);
+        let now = wire.now;
+        wire.hosts[0].send(now, old, b"refused").expect("credit");
+        let arrived = |wire: &mut Wire| wire.hosts[1].machine.stats().messages_refused > 0;
+        assert!(wire.run(60 * SECOND, arrived), "seed {seed}");
+        wire.hosts[1].machine.open_endpoint(99);
+        wire.hosts[0].machine.close_edge(old);
+        let new = open(&mut wire);
+        let mut sent = 0;
+        let all = |wire: &mut Wire| {
+            let now = wire.now;
+            if sent < 10 {
+                match wire.hosts[0].send(now, new, b"arrives") {
+                    Ok(_) => sent += 1,
+                    Err(BeginError::NoCredit { .. }) => {}
+                    Err(other) => panic!("seed {seed}: {other}"),
+                }
+            }
+            wire.hosts[0].refused == [0] && wire.hosts[1].received.len() == 10
+        };
+        assert!(wire.run(60 * SECOND, all), "seed {seed}");
+        let now = wire.now;
+        let further = wire.hosts[0].send(now, new, b"arrives");
+        assert!(
+            matches!(further, Ok(_) | Err(BeginError::NoCredit { .. })),
+            "seed {seed}: {further:?}"
+        );
+    }
+}
+
+#[test]
 fn units_of_a_dead_lane_move_to_another() {
     let (mut wire, edge) = connected(13, &Config::default());
     wire.dead_ports = vec![2];

@@ -238,6 +238,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replacement: "let is_refusing = false;",
     },
     Mutant {
+        name: "ends-in-spite-of-refusals",
+        effect: "a late refusal concerns the next life of its edge",
+        file: "crates/proto/src/session/receive.rs",
+        suite: Suite::Test("dipole-proto", "protocol", "delivery::"),
+        snippet: "Record::EdgeForgotten { key } if self.window.is_disputed() => {",
+        replacement: "Record::EdgeForgotten { key } if false => {",
+    },
+    Mutant {
         name: "credit-given-back-twice",
         effect: "a message that the application returns counts twice",
         file: "crates/proto/src/channel/incoming.rs",
