@@ -214,9 +214,9 @@ int dp_flush(int fd);
 /* Sends messages that wait because of DP_MORE, then waits until everything that the endpoint sent is
  * acknowledged, also with dp_send_to() and dp_reply(): it is in the token buffer pools of the
  * receiving processes then. Returns 0 also if such a process received everything and has ended
- * since; ECONNRESET if it ended before; ECONNREFUSED if it has refused a message. EDESTADDRREQ
- * if the endpoint has no targets and has sent nothing otherwise. A negative time waits forever; 0
- * fails with ETIMEDOUT at once. */
+ * since; ECONNRESET if it ended before; ECONNREFUSED if it has refused a message; ECANCELED if
+ * messages waited for room at a target that was removed. EDESTADDRREQ if the endpoint has no targets
+ * and has sent nothing otherwise. A negative time waits forever; 0 fails with ETIMEDOUT at once. */
 int dp_drain(int fd, int64_t timeout_ns);
 
 /*

@@ -61,6 +61,12 @@ pub struct Sent {
 }
 
 impl Sent {
+    /// True if no message has been counted.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.messages.load(Ordering::Relaxed) == 0
+    }
+
     /// Counts a message of `bytes` bytes.
     #[inline]
     pub fn count(&self, bytes: usize) {

@@ -35,7 +35,7 @@ use dipole_engine::{
     AnswerBuffer, Blocked, Content, Context, Engine, OperationId, QueueRef, Target,
 };
 pub use fanout::OverflowPolicy;
-pub(crate) use fanout::{Delivery, FanOut, TargetTable};
+pub(crate) use fanout::{Delivery, FanOut, RemovedTarget, TargetTable};
 pub(crate) use id::EdgeRef;
 use opening::{Attempt, connect, permanent_failure};
 use posts::Posts;

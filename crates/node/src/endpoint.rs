@@ -276,7 +276,9 @@ impl Endpoint {
         opened.map(drop).map_err(|error| target_error(error, to))
     }
 
-    /// Removes a target; later sends no longer go to it, nor do messages that wait for room there.
+    /// Removes a target; later sends no longer go to it, nor do messages that wait for room there. Unless
+    /// its [policy](Self::set_overflow_policy) drops messages, the next [`drain`](Self::drain) fails
+    /// with [`SendError::Cancelled`] if there were such messages.
     pub fn untarget(&self, to: Address) {
         let id = self.id().0;
         self.inner
@@ -459,13 +461,13 @@ impl Endpoint {
         self.send_unreliably(payload)
     }
 
-    /// Waits until everything sent by [`send`](Self::send), [`send_to`](Self::send_to) and
-    /// [`reply`](Self::reply) has been acknowledged by the receiving processes: the messages are then
-    /// in their token buffer pools.
+    /// Waits until everything sent by [`send`](Self::send), also to targets that were removed since, by
+    /// [`send_to`](Self::send_to) and [`reply`](Self::reply) has been acknowledged by the receiving
+    /// processes: the messages are then in their token buffer pools.
     ///
     /// # Errors
-    /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Refused`] and
-    /// [`SendError::Broken`], for the first target that failed; the others have been waited for.
+    /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Refused`],
+    /// [`SendError::Cancelled`] and [`SendError::Broken`], for the first target that failed; the others have been waited for.
     /// A refusal is reported once by a later send or by this call, even after its edge was closed; while
     /// the target refuses, each call reports it until [`target`](Self::target) is called again.
     /// [`SendError::NoTarget`]: the endpoint has no targets, and has never sent to an address.
@@ -490,17 +492,18 @@ impl Endpoint {
                 .inner
                 .wait_target(edge, to, left())
                 .and_then(|target| self.inner.wait_acknowledged(id, &target, left()));
+            if is_loss(&taken) {
+                driver.with_last(|state, _| state.targets.reported(id, to));
+            }
             drained = drained.and(taken);
         }
-        for target in sent_to {
-            let taken = self.inner.wait_acknowledged(id, &target, left());
-            if matches!(
-                taken,
-                Err(SendError::PeerGone { .. } | SendError::Refused { .. })
-            ) {
+        for sent in sent_to {
+            let taken = self.inner.wait_acknowledged(id, &sent.target, left());
+            let taken = taken.and(sent.loss());
+            if is_loss(&taken) {
                 driver.with(|state, _| {
                     let (engine, edges, _) = state.parts();
-                    edges.reported_loss(engine, id, &target);
+                    edges.reported_loss(engine, id, &sent.target);
                 });
             }
             drained = drained.and(taken);
@@ -558,4 +561,12 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// True if messages to a target are lost.
+fn is_loss(taken: &Result<(), SendError>) -> bool {
+    matches!(
+        taken,
+        Err(SendError::PeerGone { .. } | SendError::Refused { .. } | SendError::Cancelled { .. })
+    )
 }

@@ -13,7 +13,9 @@ use dipole_link::wait::{Sleeper, WatchedDescriptors};
 use dipole_proto::{Instant, PeerId};
 
 use crate::address::Address;
-use crate::edges::{Delivery, EdgeRef, EdgeTable, FanOut, OverflowPolicy, TargetTable};
+use crate::edges::{
+    Delivery, EdgeRef, EdgeTable, FanOut, OverflowPolicy, RemovedTarget, TargetTable,
+};
 use crate::error::SendError;
 use crate::handlers::{Handler, PortTable, PortWork};
 use crate::layer::LayerCounters;
@@ -88,17 +90,28 @@ impl ProcessState {
     /// same address.
     pub(crate) fn add_target(&mut self, source: u32, to: Address, edge: EdgeRef) {
         if let Some(old) = self.targets.add(source, to, edge) {
-            self.edges.close(&mut self.engine, &mut self.queues, old);
+            self.retire(&old);
         }
         self.choose_fast_target(source);
     }
 
     /// Removes a target and closes its edge.
     pub(crate) fn remove_target(&mut self, source: u32, to: Address) {
-        if let Some(edge) = self.targets.remove(source, to) {
-            self.edges.close(&mut self.engine, &mut self.queues, edge);
+        if let Some(removed) = self.targets.remove(source, to) {
+            self.retire(&removed);
         }
         self.choose_fast_target(source);
+    }
+
+    fn retire(&mut self, removed: &RemovedTarget) {
+        let (engine, queues) = (&mut self.engine, &mut self.queues);
+        if removed.is_loss_known {
+            self.edges.close(engine, queues, removed.edge);
+            return;
+        }
+        let (edge, is_loss) = (removed.edge, removed.is_lossless);
+        let unsent = self.edges.retire((engine, queues), edge, is_loss);
+        self.targets.count_dropped(unsent);
     }
 
     /// Sets what happens to messages while a target has no room; false if there is no such target.

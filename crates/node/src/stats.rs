@@ -40,7 +40,8 @@ pub struct Stats {
     pub local_peers: usize,
     /// Edges from endpoints of this process, including those to targets.
     pub edges: usize,
-    /// Messages that targets did not get because of their [policies](crate::OverflowPolicy).
+    /// Messages that targets did not get because of their [policies](crate::OverflowPolicy), or because
+    /// they were removed while messages waited for room.
     pub target_dropped: u64,
     /// Bytes of unread messages.
     pub pool_used_bytes: u64,

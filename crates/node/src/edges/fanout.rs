@@ -91,6 +91,17 @@ struct EndpointTarget {
     policy: OverflowPolicy,
     dropped_messages: u64,
     loss: Option<Loss>,
+    /// A call that waited for acknowledgements has returned a loss.
+    is_loss_known: bool,
+}
+
+/// The edge of a target that was removed or replaced.
+pub(crate) struct RemovedTarget {
+    pub(crate) edge: EdgeRef,
+    /// The caller has got an error for it.
+    pub(crate) is_loss_known: bool,
+    /// Messages that wait may not be dropped.
+    pub(crate) is_lossless: bool,
 }
 
 /// Why a target gets no messages any more.
@@ -115,12 +126,18 @@ impl TargetTable {
         self.dropped_messages
     }
 
-    /// Adds a target, or replaces the edge of one; returns the edge that was replaced.
-    pub(crate) fn add(&mut self, source: u32, address: Address, edge: EdgeRef) -> Option<EdgeRef> {
+    /// Adds a target, or replaces the edge of one; returns what was replaced.
+    pub(crate) fn add(
+        &mut self,
+        source: u32,
+        address: Address,
+        edge: EdgeRef,
+    ) -> Option<RemovedTarget> {
         let targets = self.by_endpoint.entry(source).or_default();
         if let Some(known) = targets.iter_mut().find(|known| known.address == address) {
-            known.loss = None;
-            return Some(std::mem::replace(&mut known.edge, edge));
+            let replaced = known.removed();
+            (known.edge, known.loss, known.is_loss_known) = (edge, None, false);
+            return Some(replaced);
         }
         targets.push(EndpointTarget {
             address,
@@ -128,19 +145,32 @@ impl TargetTable {
             policy: OverflowPolicy::Wait,
             dropped_messages: 0,
             loss: None,
+            is_loss_known: false,
         });
         None
     }
 
-    /// Removes a target; returns its edge.
-    pub(crate) fn remove(&mut self, source: u32, address: Address) -> Option<EdgeRef> {
+    /// Removes a target.
+    pub(crate) fn remove(&mut self, source: u32, address: Address) -> Option<RemovedTarget> {
         let targets = self.by_endpoint.get_mut(&source)?;
         let at = targets.iter().position(|known| known.address == address)?;
-        let edge = targets.remove(at).edge;
+        let removed = targets.remove(at).removed();
         if targets.is_empty() {
             self.by_endpoint.remove(&source);
         }
-        Some(edge)
+        Some(removed)
+    }
+
+    /// Counts messages that a target did not get because it was removed.
+    pub(crate) fn count_dropped(&mut self, messages: usize) {
+        self.dropped_messages += messages as u64;
+    }
+
+    /// A caller has got an error that says that this target is lost.
+    pub(crate) fn reported(&mut self, source: u32, address: Address) {
+        if let Some(target) = self.find(source, address) {
+            target.is_loss_known = true;
+        }
     }
 
     /// Removes all targets of an endpoint, whose edges the caller closes.
@@ -280,6 +310,14 @@ fn report_losses(
 }
 
 impl EndpointTarget {
+    fn removed(&self) -> RemovedTarget {
+        RemovedTarget {
+            edge: self.edge,
+            is_loss_known: self.is_loss_known || self.loss.is_some_and(|loss| loss.is_reported),
+            is_lossless: self.policy == OverflowPolicy::Wait,
+        }
+    }
+
     fn lose(&mut self, why: Blocked) {
         if self.loss.is_none() {
             self.loss = Some(Loss {

@@ -1,42 +1,73 @@
-//! Edges that an endpoint opened by sending to an address, and what was sent along them: for
-//! callers that wait until all of it has been acknowledged.
+//! Closed edges of an endpoint, and what was sent along them: for callers that wait until all of it
+//! has been acknowledged.
 //!
-//! Such edges are closed when there are too many or when their process has gone. [`Retired`]
-//! remembers those whose process has not acknowledged everything or has refused something.
+//! Edges to addresses are closed when there are too many or when their process has gone, those to
+//! targets when the target is removed. [`Retired`] remembers the ones whose process has not acknowledged
+//! everything or has refused something, or for which messages waited.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{EdgeTable, MAX_CACHED, Stage};
+use super::{EdgeRef, EdgeTable, MAX_CACHED, Stage};
 use crate::address::Address;
-use dipole_engine::{Engine, Target};
+use crate::error::SendError;
+use crate::queues::QueueTable;
+use dipole_engine::{Blocked, Engine, Target};
 use dipole_proto::EdgeId;
 
-/// Closed edges of which something may be unacknowledged or refused.
+/// Messages of a closed edge that were never sent.
+#[derive(Clone, Copy, Debug)]
+enum Unsent {
+    /// They could not be.
+    Failed(Blocked),
+    /// They waited for room.
+    Cancelled,
+}
+
+/// A closed edge, and what is known to be lost on it.
+#[derive(Clone, Debug)]
+pub(crate) struct RetiredEdge {
+    pub(crate) target: Target,
+    unsent: Option<Unsent>,
+}
+
+impl RetiredEdge {
+    /// The error to report for messages that were never sent.
+    pub(crate) fn loss(&self) -> Result<(), SendError> {
+        let target = self.target.address;
+        match self.unsent {
+            None => Ok(()),
+            Some(Unsent::Failed(why)) => Err(SendError::from_blocked(why, target, 0)),
+            Some(Unsent::Cancelled) => Err(SendError::Cancelled { target }),
+        }
+    }
+}
+
+/// Closed edges of which something may be unacknowledged, refused or unsent.
 #[derive(Debug, Default)]
 pub(super) struct Retired {
     /// By endpoint and id.
-    edges: FxHashMap<(u32, EdgeId), Target>,
+    edges: FxHashMap<(u32, EdgeId), RetiredEdge>,
     /// Endpoints of closed edges, whatever became of what was sent.
     sources: FxHashSet<u32>,
 }
 
 impl Retired {
-    fn add(&mut self, engine: &mut Engine, source: u32, target: Target) {
+    fn add(&mut self, engine: &mut Engine, source: u32, edge: RetiredEdge) {
         self.sources.insert(source);
-        if is_settled(engine, source, &target) {
+        if is_settled(engine, source, &edge) {
             return;
         }
         if self.edges.len() >= MAX_CACHED {
             self.edges
-                .retain(|(source, _), target| !is_settled(engine, *source, target));
+                .retain(|(source, _), edge| !is_settled(engine, *source, edge));
         }
         // The limit bounds the memory of callers that never wait: they lose refusals first.
         if self.edges.len() >= MAX_CACHED {
             self.edges
-                .retain(|_, target| !is_acknowledged(engine, target));
+                .retain(|_, edge| !is_acknowledged(engine, &edge.target));
         }
         if self.edges.len() < MAX_CACHED {
-            self.edges.insert((source, target.edge), target);
+            self.edges.insert((source, edge.target.edge), edge);
         }
     }
 
@@ -46,10 +77,13 @@ impl Retired {
     }
 }
 
-/// True if the target's process has acknowledged everything, perhaps before it left, and refused
-/// nothing that was not reported.
-fn is_settled(engine: &mut Engine, source: u32, target: &Target) -> bool {
-    !engine.has_unreported_refusal(source, target) && is_acknowledged(engine, target)
+/// True if everything was sent, and the target's process has acknowledged it, perhaps before it left, and
+/// refused nothing that was not reported.
+fn is_settled(engine: &mut Engine, source: u32, edge: &RetiredEdge) -> bool {
+    let RetiredEdge { target, unsent } = edge;
+    unsent.is_none()
+        && !engine.has_unreported_refusal(source, target)
+        && is_acknowledged(engine, target)
 }
 
 fn is_acknowledged(engine: &mut Engine, target: &Target) -> bool {
@@ -61,20 +95,50 @@ fn is_acknowledged(engine: &mut Engine, target: &Target) -> bool {
 }
 
 impl EdgeTable {
-    /// The targets of all messages that an endpoint has sent to addresses, also as replies.
-    pub(crate) fn sent_to(&self, source: u32) -> Vec<Target> {
+    /// The edges of all messages that an endpoint has sent to addresses, also as replies, and to targets
+    /// that were removed.
+    pub(crate) fn sent_to(&self, source: u32) -> Vec<RetiredEdge> {
         let cached = self.cached.iter().filter(|((from, _), _)| *from == source);
         let open = cached.filter_map(|(_, id)| match &self.get(*id)?.stage {
-            Stage::Open(target) => Some(target),
+            Stage::Open(target) => Some(RetiredEdge {
+                target: target.clone(),
+                unsent: None,
+            }),
             _ => None,
         });
         let retired = self.retired.edges.iter();
         let retired = retired.filter(|((from, _), _)| *from == source);
-        let retired = retired.map(|(_, target)| target);
-        open.chain(retired).cloned().collect()
+        open.chain(retired.map(|(_, edge)| edge.clone())).collect()
     }
 
-    /// True if an endpoint has sent to an address to which its edge is closed, whatever became of that.
+    /// Closes the edge of a target that was removed. Returns the number of messages that waited for room:
+    /// they are not sent, which is a loss to report if `is_loss`.
+    pub(crate) fn retire(
+        &mut self,
+        (engine, queues): (&mut Engine, &mut QueueTable),
+        id: EdgeRef,
+        is_loss: bool,
+    ) -> usize {
+        let Some(edge) = self.get(id) else {
+            return 0;
+        };
+        let (source, waiting) = (edge.source, edge.posts.waiting().0);
+        if let Stage::Open(target) = &edge.stage {
+            let failed = edge.posts.failure().map(Unsent::Failed);
+            let cancelled = (waiting > 0).then_some(Unsent::Cancelled);
+            let retired = RetiredEdge {
+                target: target.clone(),
+                unsent: failed.or(cancelled).filter(|_| is_loss),
+            };
+            if retired.unsent.is_some() || !retired.target.sent.is_empty() {
+                self.retired.add(engine, source, retired);
+            }
+        }
+        self.close(engine, queues, id);
+        waiting
+    }
+
+    /// True if an endpoint has sent along an edge that is closed, whatever became of that.
     pub(crate) fn has_retired(&self, source: u32) -> bool {
         self.retired.sources.contains(&source)
     }
@@ -100,7 +164,9 @@ impl EdgeTable {
             && let Stage::Open(target) = &edge.stage
         {
             let target = target.clone();
-            self.retired.add(engine, source, target);
+            let unsent = None;
+            let retired = RetiredEdge { target, unsent };
+            self.retired.add(engine, source, retired);
         }
         // Cached edges have no completion queue, so pending posts are simply dropped.
         let _posts = self.remove(engine, id);

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use dipole_node::{
-    Address, Config, Endpoint, EndpointId, Links, MAX_MESSAGE_BYTES, Node, NodeId, SendError,
+    Address, Config, Endpoint, EndpointId, Links, MAX_MESSAGE_BYTES, Node, NodeId, OverflowPolicy,
+    SendError,
 };
 use tempfile::TempDir;
 
@@ -64,6 +65,100 @@ fn drain_waits_for_messages_to_addresses_and_for_replies() {
         for _ in 0..60 {
             from.try_receive().expect("open").expect("a reply");
         }
+    }
+}
+
+#[test]
+fn drain_waits_for_messages_to_a_target_that_was_removed() {
+    for links in [Links::Udp, Links::Shm] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (here, there) = (node(folder.path(), links), node(folder.path(), links));
+        let from = here.endpoint(EndpointId(1)).expect("free");
+        let end = there.endpoint(EndpointId(7)).expect("free");
+        for round in 0..10_u8 {
+            from.target(end.address()).expect("it is open");
+            for _ in 0..20 {
+                from.send(&[round; 5000]).expect("room");
+            }
+            from.untarget(end.address());
+            from.drain(PATIENCE).expect("its process acknowledges");
+            for _ in 0..20 {
+                let message = end.try_receive().expect("open").expect("it has arrived");
+                assert!(*message == [round; 5000]);
+            }
+        }
+    }
+}
+
+#[test]
+fn drain_reports_messages_that_waited_for_a_target_that_was_removed() {
+    for policy in [OverflowPolicy::Wait, OverflowPolicy::KeepLatest] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (here, there) = (
+            node(folder.path(), Links::Udp),
+            node(folder.path(), Links::Udp),
+        );
+        let from = here.endpoint(EndpointId(1)).expect("free");
+        let slow = there.endpoint(EndpointId(7)).expect("free");
+        let quick = there.endpoint(EndpointId(8)).expect("free");
+        for end in [&slow, &quick] {
+            from.target(end.address()).expect("it is open");
+        }
+        from.set_overflow_policy(slow.address(), policy)
+            .expect("a target");
+        let dropped = || from.dropped_messages(slow.address()).expect("a target");
+        let mut sent = 0_u32;
+        while dropped() == 0 && from.try_send(&[1; 5000]).is_ok() {
+            sent += 1;
+            quick.receive_timeout(PATIENCE).expect("it arrives");
+        }
+        let lost = dropped() + 1;
+        from.untarget(slow.address());
+        assert_eq!(here.stats().target_dropped, lost);
+        match (policy, from.drain(PATIENCE)) {
+            (OverflowPolicy::Wait, Err(SendError::Cancelled { target })) => {
+                assert_eq!(target, slow.address());
+            }
+            (OverflowPolicy::KeepLatest, Ok(())) => {}
+            (_, other) => panic!("{policy:?}: {other:?}"),
+        }
+        from.drain(PATIENCE).expect("it was reported");
+        let received = std::iter::from_fn(|| slow.try_receive().expect("open")).count();
+        assert_eq!(received as u64, u64::from(sent) - lost, "{policy:?}");
+    }
+}
+
+#[test]
+fn the_loss_of_a_target_is_not_reported_again_after_it_is_removed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = node(folder.path(), Links::Udp);
+    let from = here.endpoint(EndpointId(1)).expect("free");
+    for is_drained in [true, false] {
+        let there = node(folder.path(), Links::Udp);
+        let end = there.endpoint(EndpointId(7)).expect("free");
+        let kept = there.endpoint(EndpointId(8)).expect("free");
+        for end in [&end, &kept] {
+            from.target(end.address()).expect("it is open");
+        }
+        drop(end);
+        from.send(b"refused").expect("room");
+        let reported = match is_drained {
+            true => from.drain(PATIENCE),
+            false => loop {
+                match from.send(b"refused") {
+                    Ok(()) => std::thread::sleep(Duration::from_millis(1)),
+                    Err(error) => break Err(error),
+                }
+            },
+        };
+        assert!(
+            matches!(reported, Err(SendError::Refused { .. })),
+            "{reported:?}"
+        );
+        for to in [7, 8] {
+            from.untarget(address(to));
+        }
+        from.drain(PATIENCE).expect("it was reported");
     }
 }
 
