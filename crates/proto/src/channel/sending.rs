@@ -264,7 +264,13 @@ impl Channel {
     /// The peer has forgotten an edge that ended, but may have refused messages of it: the end takes
     /// effect when all units below `unit` are settled.
     pub(crate) fn on_disputed_end(&mut self, key: EdgeKey, unit: u64) {
-        self.disputed_ends.push((key, unit));
+        let found = self.outgoing.find((key.source, key.target));
+        let out = found.and_then(|index| self.outgoing.get(index));
+        // At most one per edge, whatever the peer sends.
+        let is_known = self.disputed_ends.iter().any(|(known, _)| *known == key);
+        if out.is_some_and(|out| out.key() == key) && !is_known {
+            self.disputed_ends.push((key, unit));
+        }
     }
 
     /// All units below `unit` are settled.
