@@ -155,8 +155,8 @@ class Endpoint(_dipole.Endpoint):
 
 class Port(_dipole.Port):
     """An endpoint whose messages are passed to a function, one at a time, on a thread of the
-    library: `handler(message)`. If it returns a buffer, that is sent to the message's sender. An
-    exception is reported by `sys.unraisablehook`, and the port goes on.
+    library: `handler(message)`. If it returns a buffer, that is sent to the message's sender, unless
+    that is gone. An exception is reported by `sys.unraisablehook`, and the port goes on.
     """
 
     def __init__(self, dpid: int | None, handler: Callable[[Message], Any]) -> None:

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use dipole_node::{ActivePort, EndpointId, Message as Received, PortContext};
+use dipole_node::{ActivePort, EndpointId, Message as Received, PortContext, SendError};
 use pyo3::prelude::*;
 
 use crate::buffer::Buffer;
@@ -26,8 +26,11 @@ fn handle(handler: &Py<PyAny>, context: &PortContext, received: Received) {
         }
         let (buffer, message) = (Buffer::readable(&answer)?, message.borrow());
         let (bytes, received) = (buffer.bytes(), message.received()?);
-        let replied = py.detach(|| context.reply(received, bytes));
-        replied.map_err(|fault| raise(py, &fault))
+        match py.detach(|| context.reply(received, bytes)) {
+            // The caller no longer waits for it.
+            Err(SendError::PeerGone { .. } | SendError::Refused { .. }) => Ok(()),
+            replied => replied.map_err(|fault| raise(py, &fault)),
+        }
     });
     if let Err(raised) = handled {
         Python::attach(|py| raised.write_unraisable(py, Some(handler.bind(py))));

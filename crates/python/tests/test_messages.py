@@ -7,7 +7,14 @@ import threading
 import unittest
 
 import dipole
-from support import PATIENCE, resident_bytes
+from support import PATIENCE, Peer, resident_bytes
+
+CALLER = """
+    import sys, dipole
+    here = dipole.Endpoint()
+    here.Send(b"work", to=dipole.Address(int(sys.argv[1]), int(sys.argv[2])))
+    sys.stdin.read()
+"""
 
 
 class Messages(unittest.TestCase):
@@ -215,6 +222,35 @@ class Ports(unittest.TestCase):
         finally:
             sys.unraisablehook = before
         self.assertIsInstance(reported[0], ZeroDivisionError)
+
+
+    def test_an_answer_to_a_caller_that_is_gone_is_dropped(self):
+        reported, asked = [], threading.Event()
+
+        def handler(message):
+            if bytes(message) == b"again":
+                return b"ok"
+            with dipole.Endpoint() as here:
+                edge = here.edge(message.source)
+                edge.Send(b"", timeout=PATIENCE)
+                edge.flush(PATIENCE)
+                caller.kill()
+                with self.assertRaises(dipole.PeerGone):
+                    while True:
+                        edge.watch()
+            asked.set()
+            return b"too late"
+
+        before, sys.unraisablehook = sys.unraisablehook, lambda it: reported.append(it.exc_value)
+        try:
+            with dipole.Port(None, handler) as port, Peer(CALLER, *port.address) as caller:
+                self.assertTrue(asked.wait(PATIENCE))
+                with dipole.Endpoint() as client:
+                    client.Send(b"again", to=port.address)
+                    self.assertEqual(bytes(client.Recv(PATIENCE)), b"ok")
+        finally:
+            sys.unraisablehook = before
+        self.assertEqual(reported, [])
 
 
 class Groups(unittest.TestCase):
