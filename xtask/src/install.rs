@@ -7,11 +7,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use clap::Args;
 
 use crate::command::{Failure, at, cargo, output_of, root, run};
+use crate::target::Target;
 
 /// List of installed files, below the prefix.
 const LIST: &str = "share/dipole/installed";
@@ -124,7 +124,7 @@ impl Item {
 /// Builds the programs and installs them.
 pub(crate) fn install(arguments: &Arguments) -> Result<(), Failure> {
     let prefix = arguments.place.root()?;
-    let built = build(&arguments.profile, &[])?;
+    let built = build(&arguments.profile, Target::default(), &[])?;
     let mut listed = String::new();
     for path in put_all(&built, &arguments.place.prefix, &prefix)? {
         listed += &format!("{}\n", path.display());
@@ -141,10 +141,33 @@ pub(crate) fn install(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Builds what is installed, and `more` packages; returns the directory with the results.
-pub(crate) fn build(profile: &str, more: &[&str]) -> Result<PathBuf, Failure> {
+/// What has been built.
+pub(crate) struct Built {
+    /// The directory with the results.
+    folder: PathBuf,
+    pub(crate) target: Target,
+}
+
+impl Built {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// The output of the built `dipole`.
+    fn output_of_program(&self, arguments: &[&str]) -> Result<String, Failure> {
+        let mut program = self.target.program(&self.path("dipole"));
+        output_of(program.args(arguments)).ok_or_else(|| {
+            let program = program.get_program().to_string_lossy().into_owned();
+            Failure::Text(format!("dipole {}: {program} failed", arguments.join(" ")))
+        })
+    }
+}
+
+/// Builds what is installed, and `more` packages.
+pub(crate) fn build(profile: &str, target: Target, more: &[&str]) -> Result<Built, Failure> {
     let mut build = cargo();
     build.args(["build", "--locked", "--profile", profile]);
+    target.add_to(&mut build);
     match profile {
         // With the same features as the tests, so that nothing is built twice. Fuzzers are only checked.
         "dev" => build
@@ -156,42 +179,41 @@ pub(crate) fn build(profile: &str, more: &[&str]) -> Result<PathBuf, Failure> {
         }
     };
     run(&mut build)?;
-    Ok(target_directory()?.join(match profile {
-        "dev" => "debug",
-        other => other,
-    }))
+    let profile = if profile == "dev" { "debug" } else { profile };
+    let folder = target_directory()?.join(target.folder()).join(profile);
+    Ok(Built { folder, target })
 }
 
 /// Writes the built files, without debugging symbols, to a folder `to`, for a later location of
 /// `prefix`; returns their paths below it.
-pub(crate) fn put_all(built: &Path, prefix: &Path, to: &Path) -> Result<Vec<PathBuf>, Failure> {
+pub(crate) fn put_all(built: &Built, prefix: &Path, to: &Path) -> Result<Vec<PathBuf>, Failure> {
     let items = items(built, prefix)?;
     for item in &items {
         put(to, item)?;
     }
     for name in LIBRARIES {
-        let library = built.join(format!("lib{name}.so"));
+        let library = built.path(&format!("lib{name}.so"));
         let archive = to.join(format!("lib/lib{name}.a"));
-        if let Err(failure) = keep_interface(&library, &archive) {
+        if let Err(failure) = keep_interface(&built.target, &library, &archive) {
             eprintln!("xtask: {} stays large: {failure}", archive.display());
         }
     }
     // Static libraries keep the symbols for linking.
     for (mode, what) in [(PROGRAM, "--strip-unneeded"), (DATA, "--strip-debug")] {
-        let built = items
+        let files = items
             .iter()
             .filter(|item| item.mode == mode && matches!(item.content, Content::Built(_)));
-        let built: Vec<PathBuf> = built.map(|item| to.join(&item.to)).collect();
-        strip(&built, what);
+        let files: Vec<PathBuf> = files.map(|item| to.join(&item.to)).collect();
+        strip(&built.target, &files, what);
     }
     Ok(items.into_iter().map(|item| item.to).collect())
 }
 
 /// Replaces the objects of a static library by one with the code that the functions of the shared
 /// library need. Its other symbols become local, so that they clash with no other library.
-fn keep_interface(library: &Path, archive: &Path) -> Result<(), Failure> {
+fn keep_interface(target: &Target, library: &Path, archive: &Path) -> Result<(), Failure> {
     let place = tempfile::tempdir().map_err(at(&std::env::temp_dir()))?;
-    let mut names = Command::new("nm");
+    let mut names = target.tool("nm");
     names.args(["--dynamic", "--defined-only", "--format=posix"]);
     let names = output_of(names.arg(library))
         .ok_or_else(|| Failure::Text("nm failed or is missing (package binutils)".to_owned()))?;
@@ -201,11 +223,11 @@ fn keep_interface(library: &Path, archive: &Path) -> Result<(), Failure> {
     let names: Vec<&str> = names.filter(|name| !name.starts_with('_')).collect();
     let (list, object) = (place.path().join("names"), place.path().join("all.o"));
     fs::write(&list, names.join("\n")).map_err(at(&list))?;
-    let mut link = Command::new("ld");
+    let mut link = target.tool("ld");
     link.args(["-r", "--gc-sections"]);
     link.args(names.iter().flat_map(|name| ["-u", *name]));
     run(link.arg(archive).arg("-o").arg(&object))?;
-    let mut hide = Command::new("objcopy");
+    let mut hide = target.tool("objcopy");
     hide.arg("--keep-global-symbols").arg(&list);
     // Code for link-time optimisation, which no other compiler reads.
     hide.args([
@@ -220,18 +242,18 @@ fn keep_interface(library: &Path, archive: &Path) -> Result<(), Failure> {
     let merge = MERGED.map(|name| format!("{name} 0 : {{ *({name} {name}.*) }}\n"));
     let text = format!("SECTIONS {{\n{}}}\n", merge.concat());
     fs::write(&script, text).map_err(at(&script))?;
-    let mut link = Command::new("ld");
+    let mut link = target.tool("ld");
     link.args(["-r", "-T"]).arg(&script).arg(&object);
     run(link.arg("-o").arg(&merged))?;
     fs::rename(&merged, &object).map_err(at(&object))?;
-    run(Command::new("strip").arg("--strip-unneeded").arg(&object))?;
+    run(target.tool("strip").arg("--strip-unneeded").arg(&object))?;
     fs::remove_file(archive).map_err(at(archive))?;
-    run(Command::new("ar").arg("rcsD").arg(archive).arg(&object))
+    run(target.tool("ar").arg("rcsD").arg(archive).arg(&object))
 }
 
 /// Removes symbols from files. They stay as they are, with a message, if that fails.
-pub(crate) fn strip(files: &[PathBuf], what: &str) {
-    let stripped = Command::new("strip").arg(what).args(files).status();
+pub(crate) fn strip(target: &Target, files: &[PathBuf], what: &str) {
+    let stripped = target.tool("strip").arg(what).args(files).status();
     if !stripped.is_ok_and(|status| status.success()) {
         eprintln!("xtask: cannot strip: strip failed or is missing (package binutils)");
     }
@@ -271,15 +293,11 @@ pub(crate) fn uninstall(place: &Place) -> Result<(), Failure> {
     Ok(())
 }
 
-fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
+fn items(built: &Built, prefix: &Path) -> Result<Vec<Item>, Failure> {
     let copy = |from: &Path| Content::Copy(from.to_owned());
-    let program = built.join("dipole");
-    let mut items = vec![Item::new(
-        "bin/dipole",
-        Content::Built(program.clone()),
-        PROGRAM,
-    )];
-    let broker = built.join("dipole-broker");
+    let program = Content::Built(built.path("dipole"));
+    let mut items = vec![Item::new("bin/dipole", program, PROGRAM)];
+    let broker = built.path("dipole-broker");
     items.push(Item::new(
         "sbin/dipole-broker",
         Content::Built(broker),
@@ -288,9 +306,9 @@ fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
     for name in LIBRARIES {
         items.extend(library(built, name));
     }
-    let provider = built.join("libdipole_fi.so");
+    let provider = built.path("libdipole_fi.so");
     items.push(Item::new(PROVIDER, Content::Built(provider), PROGRAM));
-    let preloaded = Content::Built(built.join("libdipole_sockets.so"));
+    let preloaded = Content::Built(built.path("libdipole_sockets.so"));
     items.push(Item::new(
         "lib/dipole/libdipole-sockets.so",
         preloaded,
@@ -333,21 +351,20 @@ fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
             DATA,
         ),
     ]);
-    items.extend(manual(&program)?);
+    items.extend(manual(built)?);
     for (shell, to) in SHELLS {
-        let text = output_of(Command::new(&program).args(["completions", shell]))
-            .ok_or_else(|| Failure::Text(format!("dipole completions {shell} failed")))?;
+        let text = built.output_of_program(&["completions", shell])?;
         items.push(Item::new(to, Content::Text(text.into_bytes()), DATA));
     }
     Ok(items)
 }
 
 /// A library: shared, with the names for programs and linkers, and static.
-fn library(built: &Path, name: &str) -> [Item; 4] {
+fn library(built: &Built, name: &str) -> [Item; 4] {
     let shared = format!("lib{name}.so");
     let versioned = format!("{shared}.{VERSION}");
     let interface = format!("{shared}.{INTERFACE}");
-    let copy = |file: &str| Content::Built(built.join(file));
+    let copy = |file: &str| Content::Built(built.path(file));
     [
         Item::new(format!("lib/{versioned}"), copy(&shared), PROGRAM),
         Item::new(
@@ -378,7 +395,7 @@ fn filled(template: &str, prefix: &Path) -> Result<Vec<u8>, Failure> {
 }
 
 /// Manual pages: those of the C API from the tree, those of the program from the program.
-fn manual(program: &Path) -> Result<Vec<Item>, Failure> {
+fn manual(built: &Built) -> Result<Vec<Item>, Failure> {
     let page = |name: &str, content| {
         let section = name.rsplit('.').next().unwrap_or("7");
         Item::new(format!("share/man/man{section}/{name}"), content, DATA)
@@ -392,8 +409,7 @@ fn manual(program: &Path) -> Result<Vec<Item>, Failure> {
         }
     }
     items.sort_by(|one, other| one.to.cmp(&other.to));
-    let pages = output_of(Command::new(program).arg("manual"))
-        .ok_or_else(|| Failure::Text("dipole manual failed".to_owned()))?;
+    let pages = built.output_of_program(&["manual"])?;
     // Each page begins with a line for its name.
     for part in pages.split("\u{1}").filter(|part| !part.is_empty()) {
         let (name, text) = part.split_once('\n').unwrap_or((part, ""));

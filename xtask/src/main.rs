@@ -10,6 +10,7 @@ mod mpi;
 mod mutants;
 mod nightly;
 mod package;
+mod target;
 mod wheel;
 
 use std::process::ExitCode;
@@ -68,9 +69,11 @@ enum Task {
     #[command(subcommand)]
     Mpi(mpi::Task),
     /// Build a Debian package with the files that `install` installs.
-    Package(package::Arguments),
+    Package(package::Options),
     /// Build a Python wheel with the module and the files that `install` installs.
-    Wheel(package::Arguments),
+    Wheel(wheel::Arguments),
+    /// Lint everything for aarch64.
+    Portable,
 }
 
 #[derive(clap::Args)]
@@ -95,6 +98,7 @@ fn main() -> ExitCode {
         Task::Uninstall(place) => install::uninstall(&place),
         Task::Mpi(task) => mpi::mpi(&task),
         Task::Package(arguments) => package::package(&arguments),
+        Task::Portable => target::check(),
         Task::Wheel(arguments) => wheel::wheel(&arguments),
     };
     match done {

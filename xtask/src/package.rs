@@ -15,6 +15,7 @@ use clap::Args;
 
 use crate::command::{Failure, at, describe, output_of, root, run};
 use crate::install;
+use crate::target::Target;
 
 const PREFIX: &str = "/usr";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -87,7 +88,7 @@ fn is_library(file: &Path) -> bool {
 
 /// Options of `package` and `wheel`.
 #[derive(Args)]
-pub(crate) struct Arguments {
+pub(crate) struct Options {
     /// Directory for the package
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub(crate) output: PathBuf,
@@ -97,7 +98,7 @@ pub(crate) struct Arguments {
 }
 
 /// Builds the packages.
-pub(crate) fn package(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn package(arguments: &Options) -> Result<(), Failure> {
     let architecture =
         output_of(Command::new("dpkg").arg("--print-architecture")).ok_or_else(|| {
             Failure::Text(
@@ -106,7 +107,7 @@ pub(crate) fn package(arguments: &Arguments) -> Result<(), Failure> {
                     .to_owned(),
             )
         })?;
-    let built = install::build(&arguments.profile, &[])?;
+    let built = install::build(&arguments.profile, Target::default(), &[])?;
     let place = tempfile::tempdir().map_err(at(&std::env::temp_dir()))?;
     let whole = place.path().join("usr");
     let mut files = install::put_all(&built, Path::new(PREFIX), &whole)?;
@@ -152,7 +153,7 @@ fn pack(
     package: &Package,
     image: &Path,
     architecture: &str,
-    arguments: &Arguments,
+    arguments: &Options,
 ) -> Result<(), Failure> {
     let name = format!("{}_{VERSION}_{architecture}.deb", package.name);
     let mut pack = Command::new("dpkg-deb");

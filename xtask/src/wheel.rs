@@ -10,11 +10,13 @@ mod sbom;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+
+use clap::Args;
 
 use crate::command::{Failure, at, output_of, root};
 use crate::install;
-use crate::package::Arguments;
+use crate::package;
+use crate::target::Target;
 use archive::Archive;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -26,9 +28,19 @@ const ENTRY_POINTS: &str = "[distributed.comm.backends]\ndipole = dipole._dask:B
 /// broker.
 const LEFT_OUT: [&str; 3] = ["lib/systemd", "sbin", "share/dipole"];
 
+/// Options of `wheel`.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    package: package::Options,
+    #[command(flatten)]
+    target: Target,
+}
+
 /// Builds the wheel and prints its path.
 pub(crate) fn wheel(arguments: &Arguments) -> Result<(), Failure> {
-    let built = install::build(&arguments.profile, &["dipole-python"])?;
+    let package::Options { output, profile } = &arguments.package;
+    let built = install::build(profile, arguments.target.clone(), &["dipole-python"])?;
     let place = tempfile::tempdir().map_err(at(&std::env::temp_dir()))?;
     let prefix = place.path().join("prefix");
     // pkg-config fills in the folder of its file, wherever the environment is.
@@ -38,18 +50,19 @@ pub(crate) fn wheel(arguments: &Arguments) -> Result<(), Failure> {
         !is_static && !LEFT_OUT.iter().any(|folder| file.starts_with(folder))
     });
     let module = prefix.join("_dipole.abi3.so");
-    fs::copy(built.join("lib_dipole.so"), &module).map_err(at(&module))?;
-    install::strip(std::slice::from_ref(&module), "--strip-unneeded");
+    fs::copy(built.path("lib_dipole.so"), &module).map_err(at(&module))?;
+    let target = &built.target;
+    install::strip(target, std::slice::from_ref(&module), "--strip-unneeded");
     let linked = files.iter().map(|file| prefix.join(file));
     let linked: Vec<PathBuf> = linked
         .chain([module.clone()])
         .filter(|file| is_elf(file))
         .collect();
-    let tag = format!("{PYTHON}-{}", platform(&linked)?);
+    let tag = format!("{PYTHON}-{}", platform(target, &linked)?);
 
-    fs::create_dir_all(&arguments.output).map_err(at(&arguments.output))?;
-    let path = arguments.output.join(format!("dipole-{VERSION}-{tag}.whl"));
-    let mut archive = Archive::create(&path, arguments.profile != "dev")?;
+    fs::create_dir_all(output).map_err(at(output))?;
+    let path = output.join(format!("dipole-{VERSION}-{tag}.whl"));
+    let mut archive = Archive::create(&path, profile != "dev")?;
     add_package(&mut archive, &module)?;
     for file in &files {
         add_data(&mut archive, &prefix, file)?;
@@ -66,7 +79,7 @@ pub(crate) fn wheel(arguments: &Arguments) -> Result<(), Failure> {
         let text = fs::read(root().join(name)).map_err(at(&root().join(name)))?;
         archive.add(&format!("{info}/licenses/{name}"), &text, false)?;
     }
-    let bill = sbom::bill_of_materials()?;
+    let bill = sbom::bill_of_materials(target)?;
     archive.add(
         &format!("{info}/sboms/dipole.cdx.json"),
         bill.as_bytes(),
@@ -125,8 +138,8 @@ fn is_elf(file: &Path) -> bool {
 }
 
 /// The platform tag: the newest version of the C library that a file needs.
-fn platform(files: &[PathBuf]) -> Result<String, Failure> {
-    let symbols = output_of(Command::new("objdump").arg("-T").args(files)).ok_or_else(|| {
+fn platform(target: &Target, files: &[PathBuf]) -> Result<String, Failure> {
+    let symbols = output_of(target.tool("objdump").arg("-T").args(files)).ok_or_else(|| {
         Failure::Text("objdump failed or is missing (package binutils)".to_owned())
     })?;
     let minor_version = |text: &str| -> Option<u32> {
@@ -137,7 +150,7 @@ fn platform(files: &[PathBuf]) -> Result<String, Failure> {
     let minor = newest.ok_or_else(|| {
         Failure::Text("the files need no GNU C library: build on glibc".to_owned())
     })?;
-    Ok(format!("manylinux_2_{minor}_{}", std::env::consts::ARCH))
+    Ok(format!("manylinux_2_{minor}_{}", target.processor()))
 }
 
 fn metadata() -> Result<String, Failure> {
@@ -163,8 +176,9 @@ mod tests {
     #[test]
     fn the_platform_is_the_newest_that_a_file_needs() {
         let own = std::env::current_exe().unwrap();
-        let tag = platform(&[own]).unwrap();
+        let target = Target::default();
+        let tag = platform(&target, &[own]).unwrap();
         assert!(tag.starts_with("manylinux_2_"), "{tag}");
-        assert!(platform(&[PathBuf::from("/dev/null")]).is_err());
+        assert!(platform(&target, &[PathBuf::from("/dev/null")]).is_err());
     }
 }

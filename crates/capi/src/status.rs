@@ -74,7 +74,8 @@ impl From<StreamStatus> for StreamState {
         };
         let mut peer = [0; PEER_BYTES];
         for (to, from) in peer[..PEER_BYTES - 1].iter_mut().zip(status.peer.bytes()) {
-            *to = from.cast_signed();
+            // Signed on x86-64, unsigned on aarch64.
+            *to = c_char::from_ne_bytes([from]);
         }
         StreamState {
             size: size_of::<StreamState>(),
@@ -128,7 +129,7 @@ mod tests {
         };
         let state = StreamState::from(status(WaitsFor::Data(vec![3, 4]), &"x".repeat(100)));
         assert_eq!((state.waits_for, state.rank), (DP_WAITS_DATA, 3));
-        let bytes = state.peer.map(i8::cast_unsigned);
+        let bytes = state.peer.map(|byte| byte.to_ne_bytes()[0]);
         let peer = CStr::from_bytes_until_nul(&bytes).expect("it ends");
         assert_eq!(peer.to_bytes().len(), PEER_BYTES - 1);
         let state = StreamState::from(status(WaitsFor::PeerToRead, "a:1"));

@@ -161,6 +161,7 @@ pub(crate) fn enter_write(fd: RawFd) -> Option<ConnectionRef> {
 }
 
 /// Prepares for a child that shares this memory: its changes to descriptors must be ignored.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn guard_against_vfork() {
     OWNER.store(rustix::process::getpid().as_raw_pid(), Relaxed);
 }

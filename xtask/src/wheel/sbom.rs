@@ -4,13 +4,15 @@ use serde_json::json;
 
 use crate::command::{Failure, cargo, output_of};
 use crate::install::INSTALLED;
+use crate::target::Target;
 
 /// Name, version and licence of every crate in the installed programs, as JSON.
-pub(super) fn bill_of_materials() -> Result<String, Failure> {
+pub(super) fn bill_of_materials(target: &Target) -> Result<String, Failure> {
     let mut tree = cargo();
     tree.args(["tree", "--locked", "--edges", "normal", "--prefix", "none"]);
     tree.args(["--format", "{p}|{l}", "-p", "dipole-python"]);
     tree.args(INSTALLED.map(|package| ["-p", package]).as_flattened());
+    target.add_to(&mut tree);
     let listed =
         output_of(&mut tree).ok_or_else(|| Failure::Text("cargo tree failed".to_owned()))?;
     let mut lines: Vec<&str> = listed.lines().filter(|line| !line.is_empty()).collect();
