@@ -177,7 +177,9 @@ fn pid_namespace() -> u64 {
 /// # Errors
 /// It is unknown, for instance because no descriptors are left.
 fn start_time(pid: u32) -> io::Result<Option<u64>> {
-    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+    // Of its first thread: in place of a process's own /proc/PID/stat, qemu shows each thread another
+    // start time.
+    match std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")) {
         Ok(stat) => Ok(start_field(&stat)),
         // It has ended; the second error is of one that ended after its file was opened.
         Err(cause)
