@@ -73,12 +73,18 @@ def cases(known):
     yield "64 MiB by put", "ms", 1e3, 8, {name: ("put", known[name]) for name in ("C", "Python")}
     yield "bsp_sync", "us", 1.0, 20_000, {"C": ("sync", known["C"]), "Python": ("sync", bsp)}
     if importlib.util.find_spec("distributed") and importlib.util.find_spec("pandas"):
-        for work in ("transpose", "shuffle-tasks", "shuffle-p2p"):
+        for work, program, unit, scale, count in (
+            ("message", "dask_comm.py", "us", 1e-6, 2000),
+            ("array", "dask_comm.py", "ms", 1e-3, 60),
+            ("transpose", "dask_work.py", "s", 1.0, 20),
+            ("shuffle-tasks", "dask_work.py", "s", 1.0, 20),
+            ("shuffle-p2p", "dask_work.py", "s", 1.0, 20),
+        ):
             dask = {
-                protocol: (work, ([sys.executable, HERE / "dask_work.py", protocol], {}))
+                protocol: (work, ([sys.executable, HERE / program, protocol], {}))
                 for protocol in ("tcp", "dipole")
             }
-            yield f"Dask: {work}", "s", 1.0, 4, dask
+            yield f"Dask: {work}", unit, scale, count, dask
 
 
 def main():
