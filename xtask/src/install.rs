@@ -141,7 +141,7 @@ pub(crate) fn install(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What has been built.
+/// The results of a build.
 pub(crate) struct Built {
     /// The directory with the results.
     folder: PathBuf,
