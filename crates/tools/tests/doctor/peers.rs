@@ -7,7 +7,7 @@ use crate::testbed::{Report, Testbed, once_answered};
 
 #[test]
 fn a_healthy_pair_is_reported_as_healthy() {
-    let Some(testbed) = Testbed::make("h", false) else {
+    let Some(testbed) = Testbed::make(false) else {
         return;
     };
     let _receiver = testbed.receiver();
@@ -41,7 +41,7 @@ fn a_healthy_pair_is_reported_as_healthy() {
 
 #[test]
 fn a_firewall_that_passes_only_the_directory_is_detected() {
-    let Some(testbed) = Testbed::make("w", false) else {
+    let Some(testbed) = Testbed::make(false) else {
         return;
     };
     let _receiver = testbed.receiver();
@@ -97,7 +97,7 @@ fn a_firewall_that_passes_only_the_directory_is_detected() {
 
 #[test]
 fn different_mtus_are_detected_from_both_ends() {
-    let Some(testbed) = Testbed::make("m", false) else {
+    let Some(testbed) = Testbed::make(false) else {
         return;
     };
     testbed.ip(2, "link set eth0 mtu 1200");
@@ -135,7 +135,7 @@ fn different_mtus_are_detected_from_both_ends() {
 
 #[test]
 fn a_device_in_between_that_drops_long_packets_is_detected() {
-    let Some(testbed) = Testbed::make("b", true) else {
+    let Some(testbed) = Testbed::make(true) else {
         return;
     };
     let _receiver = testbed.receiver();
@@ -159,7 +159,7 @@ fn a_device_in_between_that_drops_long_packets_is_detected() {
 
 #[test]
 fn a_route_with_a_smaller_path_mtu_is_detected() {
-    let Some(testbed) = Testbed::make("r", false) else {
+    let Some(testbed) = Testbed::make(false) else {
         return;
     };
     let _receiver = testbed.receiver();
@@ -176,7 +176,7 @@ fn a_route_with_a_smaller_path_mtu_is_detected() {
 
 #[test]
 fn a_silent_node_is_distinguished_from_one_without_processes() {
-    let Some(testbed) = Testbed::make("s", false) else {
+    let Some(testbed) = Testbed::make(false) else {
         return;
     };
     let report = testbed.report();
@@ -213,7 +213,7 @@ fn a_silent_node_is_distinguished_from_one_without_processes() {
 
 #[test]
 fn a_directory_port_that_a_firewall_rejects_is_not_healthy() {
-    let Some(testbed) = Testbed::make("j", false) else {
+    let Some(testbed) = Testbed::make(false) else {
         return;
     };
     let _receiver = testbed.receiver();
@@ -233,7 +233,7 @@ fn a_directory_port_that_a_firewall_rejects_is_not_healthy() {
 
 #[test]
 fn a_missing_route_and_a_detour_are_detected() {
-    let Some(testbed) = Testbed::make("d", false) else {
+    let Some(testbed) = Testbed::make(false) else {
         return;
     };
     testbed.ip(1, "route add prohibit 10.98.0.2/32");
@@ -254,7 +254,7 @@ fn a_missing_route_and_a_detour_are_detected() {
 
 #[test]
 fn a_wrong_own_address_a_dead_link_and_a_bridge_are_detected() {
-    let Some(testbed) = Testbed::make("w", false) else {
+    let Some(testbed) = Testbed::make(false) else {
         return;
     };
     testbed.write_hosts("1 10.98.0.7\n2 10.98.0.2\n");
@@ -290,7 +290,7 @@ fn report_down(testbed: &Testbed) {
 
 #[test]
 fn a_node_with_another_key_or_none_is_distinguished_from_a_member() {
-    let Some(testbed) = Testbed::make("k", false) else {
+    let Some(testbed) = Testbed::make(false) else {
         return;
     };
     let [ours, theirs] = ["ours", "theirs"].map(|name| {

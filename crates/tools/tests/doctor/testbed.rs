@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -143,18 +144,21 @@ pub(crate) fn ip(arguments: &str) -> bool {
         .is_ok_and(|status| status.success())
 }
 
+/// Testbeds made by this process, whose tests run at once.
+static MADE: AtomicU32 = AtomicU32::new(0);
+
 impl Testbed {
     /// Creates the testbed; `None`, with the reason, if that is not possible. With `bridged` the two are
     /// connected by a bridge in a third namespace instead of a veth pair.
-    pub(crate) fn make(tag: &str, bridged: bool) -> Option<Testbed> {
+    pub(crate) fn make(bridged: bool) -> Option<Testbed> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("SKIPPED: network namespaces need root");
             return None;
         }
-        let process = std::process::id();
+        let (process, number) = (std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
         let testbed = Testbed {
             names: ["a", "b", "c"]
-                .map(|side| format!("dpd{process}{tag}{side}"))
+                .map(|side| format!("dpd{process}n{number}{side}"))
                 .into(),
             directory: tempfile::tempdir().expect("a directory"),
         };

@@ -181,7 +181,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "the end of a process fails operations on others",
         file: "crates/engine/src/operations/requests.rs",
         suite: Suite::Unit("dipole-engine", "requests"),
-        snippet: "it.result.is_none() && matches(it.edge)",
-        replacement: "it.result.is_none() && (matches(it.edge) || it.posted.is_some())",
+        snippet: "it.result.is_none() && matches(it)",
+        replacement: "it.result.is_none() && (matches(it) || it.posted.is_some())",
     },
 ];
