@@ -79,7 +79,7 @@ impl Target {
     }
 }
 
-/// Checks that everything, tests among it, compiles for another processor.
+/// Checks that everything, including tests, compiles for another processor.
 pub(crate) fn check() -> Result<(), Failure> {
     let installed = output_of(Command::new("rustup").args(["target", "list", "--installed"]));
     if installed.is_some_and(|names| !names.lines().any(|name| name == PORTABLE_TO)) {

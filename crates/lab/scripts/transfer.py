@@ -92,7 +92,7 @@ class Peers:
         }
 
     def by_dipole(self, link, receive=None, send=None):
-        """Receives and sends the file, or what these parts of commands say."""
+        """Receives and sends the file, or runs these commands instead."""
         receive = receive or f"recv 7 --out {self.copy}"
         send = send or f"exec {self.dipole} send 2:7 {self.original}"
         sender = 1 if link == "shm" else 0

@@ -467,7 +467,8 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Refused`],
-    /// [`SendError::Cancelled`] and [`SendError::Broken`], for the first target that failed; the others have been waited for.
+    /// [`SendError::Cancelled`] and [`SendError::Broken`], for the first target that failed; the others
+    /// have been waited for.
     /// A refusal is reported once by a later send or by this call, even after its edge was closed; while
     /// the target refuses, each call reports it until [`target`](Self::target) is called again.
     /// [`SendError::NoTarget`]: the endpoint has no targets, and has never sent to an address.
@@ -563,10 +564,10 @@ impl Drop for Endpoint {
     }
 }
 
-/// True if messages to a target are lost.
-fn is_loss(taken: &Result<(), SendError>) -> bool {
+/// True if the error says that messages to a target are lost.
+fn is_loss(drained: &Result<(), SendError>) -> bool {
     matches!(
-        taken,
+        drained,
         Err(SendError::PeerGone { .. } | SendError::Refused { .. } | SendError::Cancelled { .. })
     )
 }

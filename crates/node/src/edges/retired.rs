@@ -31,6 +31,14 @@ pub(crate) struct RetiredEdge {
 }
 
 impl RetiredEdge {
+    /// An edge whose messages have all been sent.
+    fn sent(target: &Target) -> RetiredEdge {
+        RetiredEdge {
+            target: target.clone(),
+            unsent: None,
+        }
+    }
+
     /// The error to report for messages that were never sent.
     pub(crate) fn loss(&self) -> Result<(), SendError> {
         let target = self.target.address;
@@ -100,10 +108,7 @@ impl EdgeTable {
     pub(crate) fn sent_to(&self, source: u32) -> Vec<RetiredEdge> {
         let cached = self.cached.iter().filter(|((from, _), _)| *from == source);
         let open = cached.filter_map(|(_, id)| match &self.get(*id)?.stage {
-            Stage::Open(target) => Some(RetiredEdge {
-                target: target.clone(),
-                unsent: None,
-            }),
+            Stage::Open(target) => Some(RetiredEdge::sent(target)),
             _ => None,
         });
         let retired = self.retired.edges.iter();
@@ -127,8 +132,8 @@ impl EdgeTable {
             let failed = edge.posts.failure().map(Unsent::Failed);
             let cancelled = (waiting > 0).then_some(Unsent::Cancelled);
             let retired = RetiredEdge {
-                target: target.clone(),
                 unsent: failed.or(cancelled).filter(|_| is_loss),
+                ..RetiredEdge::sent(target)
             };
             if retired.unsent.is_some() || !retired.target.sent.is_empty() {
                 self.retired.add(engine, source, retired);
@@ -163,9 +168,7 @@ impl EdgeTable {
         if let Some(edge) = self.get(id)
             && let Stage::Open(target) = &edge.stage
         {
-            let target = target.clone();
-            let unsent = None;
-            let retired = RetiredEdge { target, unsent };
+            let retired = RetiredEdge::sent(target);
             self.retired.add(engine, source, retired);
         }
         // Cached edges have no completion queue, so pending posts are simply dropped.
