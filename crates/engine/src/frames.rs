@@ -25,8 +25,17 @@ pub(crate) struct FramePool {
     withheld: Vec<Slot>,
     scratch_free: Vec<Slot>,
     state: Vec<State>,
-    /// The peer for which a frame was queued on the bulk lane.
-    bulk: Vec<Option<PeerId>>,
+    uses: Vec<Option<FrameUse>>,
+}
+
+/// What a queued frame holds that its peer's other frames depend on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FrameUse {
+    pub(crate) peer: PeerId,
+    /// It was queued on the bulk lane.
+    pub(crate) bulk: bool,
+    /// It holds whole messages.
+    pub(crate) whole: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,7 +62,7 @@ impl FramePool {
             withheld: Vec::new(),
             scratch_free: (units..all).rev().map(slot).collect(),
             state: vec![State::default(); all],
-            bulk: vec![None; all],
+            uses: vec![None; all],
         }
     }
 
@@ -133,21 +142,22 @@ impl FramePool {
         !self.withheld.is_empty()
     }
 
-    /// Records for which peer a frame uses the bulk lane, if it does.
-    pub(crate) fn set_bulk(&mut self, slot: Slot, peer: Option<PeerId>) {
-        self.bulk[slot as usize] = peer;
+    /// Records what a frame that is about to be queued holds, until it is released.
+    #[inline]
+    pub(crate) fn set_use(&mut self, slot: Slot, used: Option<FrameUse>) {
+        self.uses[slot as usize] = used;
     }
 
-    /// The protocol releases a queued frame; returns the peer if it was a bulk frame.
+    /// The protocol releases a queued frame; returns what it held.
     #[inline]
-    pub(crate) fn release(&mut self, slot: Slot) -> Option<PeerId> {
+    pub(crate) fn release(&mut self, slot: Slot) -> Option<FrameUse> {
         let state = &mut self.state[slot as usize];
         if state.pins > 0 {
             state.released = true;
         } else {
             self.free.push(slot);
         }
-        self.bulk[slot as usize].take()
+        self.uses[slot as usize].take()
     }
 
     /// Pins a frame in a batch until it is [`sent`](Self::sent).

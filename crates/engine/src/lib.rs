@@ -460,6 +460,7 @@ impl Engine {
         [
             self.core.machine.next_deadline(now),
             self.packets.next_deadline(now),
+            self.core.packer.next_deadline(&self.core.machine, now),
             self.operations_deadline(),
             self.shortage_deadline(now),
         ]

@@ -7,88 +7,17 @@ use dipole_record::RecordedMachine;
 
 use super::content::{Content, Head};
 use super::target::Blocked;
-use crate::frames::FramePool;
+use crate::frames::{FramePool, FrameUse};
+
+mod peer_frames;
+
+use peer_frames::{OpenFrame, PeerFrames};
 
 /// Frames filled ahead of what may be sent: two full runs. More would have left the processor's
 /// cache before they are checksummed and copied by the kernel.
 const FRAMES_AHEAD: usize = super::BATCH;
 /// Long messages leave one in this many frames to small ones.
 const SMALL_SHARE: usize = 8;
-
-/// A frame that still accepts records.
-#[derive(Clone, Copy, Debug)]
-struct OpenFrame {
-    slot: Slot,
-    /// Offset of the next record.
-    end: usize,
-    /// It contains a record of a stream that uses the bulk lane.
-    bulk: bool,
-}
-
-#[derive(Debug)]
-struct PeerFrames {
-    id: PeerId,
-    open: Option<OpenFrame>,
-    /// A long message is being copied into frames.
-    long_begun: bool,
-    /// Edges with records in the open frame.
-    open_edges: Vec<u32>,
-    /// Bulk frames queued and released so far. An edge stays on the bulk lane until its last
-    /// bulk frame has been released, so that its messages do not overtake each other.
-    bulk_queued: u64,
-    bulk_released: u64,
-    bulk_mark: Vec<u64>,
-}
-
-impl PeerFrames {
-    fn new(id: PeerId) -> PeerFrames {
-        PeerFrames {
-            id,
-            open: None,
-            long_begun: false,
-            open_edges: Vec::new(),
-            bulk_queued: 0,
-            bulk_released: 0,
-            bulk_mark: Vec::new(),
-        }
-    }
-
-    /// True if this outgoing edge has messages in flight on the bulk lane.
-    #[inline]
-    fn is_streaming(&self, edge: EdgeId) -> bool {
-        self.bulk_mark
-            .get(edge.index as usize)
-            .is_some_and(|mark| *mark > self.bulk_released)
-    }
-
-    /// Records that the open frame has a record of this edge.
-    #[inline]
-    fn note_record(&mut self, edge: EdgeId) {
-        if self.open_edges.last() != Some(&edge.index) {
-            self.open_edges.push(edge.index);
-        }
-    }
-
-    /// Closes the open frame, as a bulk frame or not.
-    fn close_open(&mut self, bulk: bool) {
-        self.bulk_queued += u64::from(bulk);
-        while let Some(edge) = self.open_edges.pop() {
-            if bulk {
-                self.note_bulk(edge, 0);
-            }
-        }
-    }
-
-    /// Records queued bulk frames, the last of which has a record of this edge.
-    fn note_bulk(&mut self, edge: u32, more: u64) {
-        let index = edge as usize;
-        self.bulk_queued += more;
-        if self.bulk_mark.len() <= index {
-            self.bulk_mark.resize(index + 1, 0);
-        }
-        self.bulk_mark[index] = self.bulk_queued;
-    }
-}
 
 /// A long message being copied into frames.
 #[derive(Clone, Copy, Debug)]
@@ -238,12 +167,11 @@ impl Packer {
     /// Releases a queued frame; returns the peer if it was a bulk frame.
     #[inline]
     pub(super) fn release(&mut self, slot: Slot) -> Option<PeerId> {
-        let id = self.frames.release(slot)?;
-        let peer = self.peers.get_mut(id.index())?;
-        if peer.id == id {
-            peer.bulk_released += 1;
+        let used = self.frames.release(slot)?;
+        if let Some(peer) = self.current(used.peer) {
+            peer.released(used);
         }
-        Some(id)
+        used.bulk.then_some(used.peer)
     }
 
     /// Copies a message of one packet into a frame. With `more` it may wait there for further
@@ -265,6 +193,7 @@ impl Packer {
             // Packets have become shorter since the caller checked.
             return Err(Blocked::NoFrame);
         }
+        let is_alone = begun.is_first && !self.is_filling(edge.peer);
         let Some(mut open) = self.open_frame(machine, edge.peer, needed, begun.space) else {
             machine.retract(edge, total);
             return Err(Blocked::NoFrame);
@@ -275,10 +204,14 @@ impl Packer {
         open.end += needed;
         let peer = self.peer(edge.peer);
         open.bulk |= peer.is_streaming(edge);
+        open.whole = true;
+        if is_alone && peer.is_crowded() {
+            peer.hold(now);
+        }
         peer.note_record(edge);
         peer.open = Some(open);
         if !more && begun.is_first {
-            self.close_frame(machine, edge.peer, false);
+            self.close_unless_held(machine, now, edge.peer);
         }
         Ok(())
     }
@@ -293,7 +226,9 @@ impl Packer {
         edge: EdgeId,
         content: Content<'_>,
     ) -> Option<Slot> {
-        let is_busy = |peer: &mut PeerFrames| peer.open.is_some() || peer.is_streaming(edge);
+        let is_busy = |peer: &mut PeerFrames| {
+            peer.open.is_some() || peer.is_crowded() || peer.is_streaming(edge)
+        };
         if self.current(edge.peer).is_some_and(is_busy) || self.share(machine, edge.peer) == 0 {
             return None;
         }
@@ -308,7 +243,14 @@ impl Packer {
         let place = &mut self.frames.space(slot)[HEADER_BYTES..end];
         content.emit(place, begun.key, low(begun.sequence));
         self.frames.fill(slot, end);
-        self.frames.set_bulk(slot, None);
+        let peer = self.peer(edge.peer);
+        peer.whole_flying += 1;
+        let used = FrameUse {
+            peer: edge.peer,
+            bulk: false,
+            whole: true,
+        };
+        self.frames.set_use(slot, Some(used));
         Some(slot)
     }
 
@@ -405,9 +347,9 @@ impl Packer {
             let frames = self.peer(peer);
             frames.note_record(send.edge);
             frames.open = Some(OpenFrame {
-                slot: open.slot,
                 end: open.end + overhead + length,
                 bulk: send.bulk,
+                ..open
             });
             // The last piece may share its frame with the next message, unless nothing is
             // queued before it.
@@ -440,7 +382,11 @@ impl Packer {
             .min(most);
         // Leave at least one byte for the last piece.
         let full = (total - send.offset).saturating_sub(1).checked_div(length);
-        let bulk = send.bulk.then_some(edge.peer);
+        let used = send.bulk.then_some(FrameUse {
+            peer: edge.peer,
+            bulk: true,
+            whole: false,
+        });
         let mut slots = ArrayVec::<Slot, FRAMES_AHEAD>::new();
         for _ in 0..full.unwrap_or(0).min(room) {
             let Some(slot) = self.frames.take() else {
@@ -449,7 +395,7 @@ impl Packer {
             let frame = &mut self.frames.space(slot)[HEADER_BYTES..end];
             send.emit_piece(frame, payload, skipped, length);
             self.frames.fill(slot, end);
-            self.frames.set_bulk(slot, bulk);
+            self.frames.set_use(slot, used);
             slots.push(slot);
         }
         if slots.is_empty() {
@@ -564,17 +510,42 @@ impl Packer {
         }
     }
 
-    /// Queues open frames of peers that have nothing else to send.
-    pub(super) fn close_idle_frames(&mut self, machine: &mut RecordedMachine) {
+    /// Queues open frames of peers that have nothing else to send, unless they are held.
+    pub(super) fn close_idle_frames(&mut self, machine: &mut RecordedMachine, now: Instant) {
         if self.open_frames == 0 {
             return;
         }
         for index in 0..self.peers.len() {
             let PeerFrames { id, open, .. } = self.peers[index];
             if open.is_some() && machine.queued(id) == 0 {
-                self.close_frame(machine, id, false);
+                self.close_unless_held(machine, now, id);
             }
         }
+    }
+
+    /// Queues the open frame of a peer unless it waits for further messages.
+    fn close_unless_held(&mut self, machine: &mut RecordedMachine, now: Instant, id: PeerId) {
+        if !self.is_held(now, id) {
+            self.close_frame(machine, id, false);
+        }
+    }
+
+    /// True if frames for this peer wait for further messages.
+    #[inline]
+    pub(super) fn is_held(&mut self, now: Instant, id: PeerId) -> bool {
+        self.current(id).is_some_and(|peer| peer.is_held(now))
+    }
+
+    /// When the first of the held frames must leave.
+    pub(super) fn next_deadline(&self, machine: &Machine, now: Instant) -> Option<Instant> {
+        if self.open_frames == 0 {
+            return None;
+        }
+        // Frames behind others leave with answers.
+        let open = self.peers.iter().filter(|peer| {
+            peer.is_held(now) || peer.open.is_some() && machine.queued(peer.id) == 0
+        });
+        open.map(|peer| peer.hold_until).min()
     }
 
     /// The open frame of a peer with at least `needed` bytes left; opens one if necessary. `None`
@@ -592,16 +563,13 @@ impl Packer {
                 return Some(open);
             }
             self.close_frame(machine, id, true);
+            self.peer(id).was_full = true;
         }
         if self.share(machine, id) == 0 {
             return None;
         }
         let slot = self.frames.take()?;
-        let open = OpenFrame {
-            slot,
-            end: HEADER_BYTES,
-            bulk: false,
-        };
+        let open = OpenFrame::new(slot);
         self.peer(id).open = Some(open);
         self.open_frames += 1;
         Some(open)
@@ -619,8 +587,15 @@ impl Packer {
         peer.close_open(bulk);
         self.open_frames -= 1;
         self.frames.fill(open.slot, open.end);
-        self.frames.set_bulk(open.slot, bulk.then_some(id));
-        if !machine.queue(id, &[open.slot], bulk) {
+        if machine.queue(id, &[open.slot], bulk) {
+            self.peer(id).whole_flying += u32::from(open.whole);
+            let used = FrameUse {
+                peer: id,
+                bulk,
+                whole: open.whole,
+            };
+            self.frames.set_use(open.slot, Some(used));
+        } else {
             self.frames.put_back(open.slot);
         }
     }

@@ -236,14 +236,14 @@ impl PacketPort {
     /// Sends everything that may be sent now.
     pub(super) fn transmit(&mut self, now: Instant, core: &mut Core) -> io::Result<()> {
         self.send_batch(now, core)?;
-        core.packer.close_idle_frames(&mut core.machine);
+        core.packer.close_idle_frames(&mut core.machine, now);
         while self.batch.is_empty() {
             self.fill_batch(now, core);
             if self.batch.is_empty() {
                 break;
             }
             self.send_batch(now, core)?;
-            core.packer.close_idle_frames(&mut core.machine);
+            core.packer.close_idle_frames(&mut core.machine, now);
         }
         Ok(())
     }

@@ -179,10 +179,9 @@ impl Engine {
             return Ok(Ok(()));
         }
         let sent = self.send_whole(now, edge, content, more);
-        if !more {
-            self.transmit(now)?;
-        } else if sent.is_err() || self.queued(edge.peer) >= FULL_RUN_FRAMES {
-            self.transmit(clock.now())?;
+        let may_wait = more || self.core.packer.is_held(now, edge.peer);
+        if !may_wait || sent.is_err() || self.queued(edge.peer) >= FULL_RUN_FRAMES {
+            self.transmit(if more { clock.now() } else { now })?;
         }
         Ok(sent)
     }

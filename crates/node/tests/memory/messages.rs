@@ -97,6 +97,45 @@ fn exchange(testbed: &mut Testbed, edge: EdgeId, count: usize, payload: &[u8]) -
     taken
 }
 
+/// A packet costs more than a message, so a sender that outruns the answers fills its packets.
+#[test]
+fn messages_that_outrun_the_answers_share_a_packet_for_a_limited_time() {
+    let mut testbed = Testbed::new(2);
+    testbed.engines[1].open_endpoint(7);
+    let (_, edge) = testbed.edge(0, 1);
+    let now = testbed.now;
+    let sender = &mut testbed.engines[0];
+    let before = sender.traffic().packets_sent;
+    for _ in 0..20 {
+        sender
+            .send_whole(now, edge, b"short", false)
+            .expect("frames and credit");
+        sender.transmit(now).expect("a working link");
+    }
+    assert_eq!(
+        sender.traffic().packets_sent - before,
+        16,
+        "the others wait"
+    );
+    let deadline = sender.next_deadline(now).expect("they must leave");
+    assert!(deadline <= now.after(20_000), "{deadline:?}");
+    sender.transmit(deadline).expect("a working link");
+    assert_eq!(sender.traffic().packets_sent - before, 17, "in one packet");
+    testbed.settle();
+
+    let now = testbed.now;
+    let taken = std::iter::from_fn(|| testbed.engines[1].take(now, 7)).count();
+    assert_eq!(taken, 20);
+    let sender = &mut testbed.engines[0];
+    let before = sender.traffic().packets_sent;
+    sender
+        .send_whole(now, edge, b"alone", false)
+        .expect("frames and credit");
+    sender.transmit(now).expect("a working link");
+    let sent = sender.traffic().packets_sent - before;
+    assert_eq!(sent, 1, "answered messages do not make the next one wait");
+}
+
 /// The simulated network allocates for every packet, but the UDP link does not. After subtracting
 /// that, what is left belongs to engine and protocol.
 #[test]
