@@ -279,6 +279,9 @@ fn a_path_with_a_delay_is_calibrated_and_its_limits_are_shown() {
     for one in found["short"].as_array().expect("short messages") {
         let ns = one["trip_ns"]["median"].as_f64().expect("a number");
         assert!(ns > 500_000.0, "{one}");
+        // The wait for the packet belongs to the network, and not to the receiver's overhead.
+        let latency_ns = one["l_ns"]["median"].as_f64().expect("a number");
+        assert!(latency_ns > 500_000.0, "{one}");
     }
     // The rate is kept over bursts that are longer than the shaper's.
     let long = found["long"].as_array().expect("long messages");

@@ -46,7 +46,7 @@ pub(super) fn calibrate(
     endpoint.send(&[])?;
     drop(endpoint.receive_timeout(PATIENCE)?);
     let progress = progress_bar(u64::from(rounds));
-    let samples = side::rounds(&endpoint, role, rounds, each, || progress.inc(1))?;
+    let samples = side::rounds((&node, &endpoint), role, rounds, each, || progress.inc(1))?;
     progress.finish_and_clear();
     let carrier = carrier(&node);
     let found = match role {

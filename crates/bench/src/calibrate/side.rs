@@ -8,7 +8,7 @@ use std::hint::spin_loop;
 use std::io;
 use std::time::{Duration, Instant};
 
-use dipole_node::{Address, Endpoint, EndpointId, Message, RegionKey, RegionMemory, Rights};
+use dipole_node::{Address, Endpoint, EndpointId, Message, Node, RegionKey, RegionMemory, Rights};
 use serde::{Deserialize, Serialize};
 
 use crate::channel::{broken, timed_out};
@@ -74,7 +74,7 @@ pub enum Metric {
     Trip,
     /// Duration of the send call.
     Send,
-    /// Time of the receiver's calls beyond those that find nothing: `O_r + U_r`.
+    /// Time of the receiver's calls in which a part arrives, beyond an empty call: `O_r + U_r`.
     Work,
     /// Duration of the call that takes a message from the pool.
     PickUp,
@@ -179,7 +179,7 @@ pub fn take_part(job: &Job, part: &Part, meet: Meet) -> io::Result<()> {
         Part::All => &LONG_BYTES[..],
         Part::Trips(lengths) | Part::Transfers(lengths) => lengths,
     };
-    let mut place = Place::new(&endpoint, lengths);
+    let mut place = Place::new((&node, &endpoint), lengths);
     match (job.role, part) {
         (Role::Lead, Part::All) => place.lead(job.work.duration)?,
         (Role::Lead, Part::Trips(_)) => place.trips(lengths, job.work.duration)?,
@@ -195,13 +195,13 @@ pub fn take_part(job: &Job, part: &Part, meet: Meet) -> io::Result<()> {
 
 /// Runs rounds over two connected endpoints. The leading side returns the samples of each round.
 pub(super) fn rounds(
-    endpoint: &Endpoint,
+    place: (&Node, &Endpoint),
     role: Role,
     rounds: u32,
     each: Duration,
     mut done: impl FnMut(),
 ) -> io::Result<Vec<Vec<Sample>>> {
-    let mut place = Place::new(endpoint, &LONG_BYTES);
+    let mut place = Place::new(place, &LONG_BYTES);
     let mut all = Vec::new();
     for _ in 0..rounds {
         match role {
@@ -215,6 +215,7 @@ pub(super) fn rounds(
 }
 
 struct Place<'a> {
+    node: &'a Node,
     endpoint: &'a Endpoint,
     clock_ns: f64,
     samples: Vec<Sample>,
@@ -223,9 +224,10 @@ struct Place<'a> {
 
 impl<'a> Place<'a> {
     /// Creates a leader for messages up to these lengths.
-    fn new(endpoint: &'a Endpoint, lengths: &[usize]) -> Self {
+    fn new((node, endpoint): (&'a Node, &'a Endpoint), lengths: &[usize]) -> Self {
         let most = lengths.iter().copied().max().unwrap_or(0);
         Self {
+            node,
             endpoint,
             clock_ns: clock_ns(),
             samples: Vec::new(),
@@ -406,25 +408,29 @@ impl<'a> Place<'a> {
         self.command(Command::Echo { bytes, count })?;
         let mut all = Vec::with_capacity(count as usize);
         for _ in 0..count {
+            let mut calls = ReceiveCalls::new(idle_ns, self.arrived());
             self.send(bytes)?;
-            let (begun, mut work_ns) = (Instant::now(), 0.0);
+            let begun = Instant::now();
             loop {
                 let look = Instant::now();
                 let message = self.endpoint.try_receive().map_err(failed)?;
                 let took = self.since(look);
                 if let Some(message) = message {
                     check(&message, bytes)?;
-                    all.push(work_ns + took);
+                    all.push(calls.work_ns + took);
                     break;
                 }
-                // Calls that take longer than empty ones have received a part.
-                if took > 2.0 * idle_ns {
-                    work_ns += took - idle_ns;
-                }
+                calls.found_no_message(took, || self.arrived());
                 self.look_at_clock(begun)?;
             }
         }
         Ok(all)
+    }
+
+    /// Counts parts of messages that have arrived: units of the protocol, and records in shared memory.
+    fn arrived(&self) -> u64 {
+        let stats = self.node.stats();
+        stats.protocol.units_received + stats.local.map_or(0, |local| local.records_in)
     }
 
     /// Measures the duration of a call that finds nothing.
@@ -530,6 +536,37 @@ impl<'a> Place<'a> {
     }
 }
 
+/// The receiver's calls until a message is complete.
+struct ReceiveCalls {
+    idle_ns: f64,
+    work_ns: f64,
+    arrived: u64,
+}
+
+impl ReceiveCalls {
+    fn new(idle_ns: f64, arrived: u64) -> Self {
+        Self {
+            idle_ns,
+            work_ns: 0.0,
+            arrived,
+        }
+    }
+
+    /// Adds a call that returned no message. It worked if it received a part. During a long wait many
+    /// calls take longer for another reason, such as an interrupt or a timer of the protocol. `arrived`
+    /// costs more than a short call, so only longer ones are checked.
+    fn found_no_message(&mut self, took_ns: f64, arrived: impl FnOnce() -> u64) {
+        if took_ns <= 2.0 * self.idle_ns {
+            return;
+        }
+        let arrived = arrived();
+        if arrived != self.arrived {
+            self.work_ns += took_ns - self.idle_ns;
+            self.arrived = arrived;
+        }
+    }
+}
+
 fn check(message: &Message, bytes: usize) -> io::Result<()> {
     match message.len() == bytes {
         true => Ok(()),
@@ -549,6 +586,16 @@ fn clock_ns() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn calls_that_receive_nothing_are_no_work_however_long_they_take() {
+        let mut calls = ReceiveCalls::new(100.0, 7);
+        for (took_ns, arrived) in [(5000.0, 7), (900.0, 8), (700.0, 8), (400.0, 10)] {
+            calls.found_no_message(took_ns, || arrived);
+        }
+        calls.found_no_message(200.0, || panic!("short calls are not checked"));
+        assert_eq!(calls.work_ns.to_bits(), 1100.0_f64.to_bits());
+    }
 
     #[test]
     fn commands_are_found_again_and_nothing_else_is_one() {
