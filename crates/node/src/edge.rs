@@ -404,12 +404,15 @@ impl Inner {
         until: Timeout,
     ) -> Result<Target, SendError> {
         let what = |state: &ProcessState| state.edges.awaited(id, to);
-        let traced = self.trace_wait(until);
+        let traced = self.trace_wait(until).map(|traced| {
+            let was_open = (self.driver).with_last(|state, _| state.edges.target(id).is_some());
+            (traced, was_open)
+        });
         let waited = self.driver.wait(until, &[id.key()], &what, |state, _| {
             state.edges.idle_target(id)
         });
-        if let Some(traced) = traced {
-            traced.end_send((None, Some(to)), 0, waited.is_ok());
+        if let Some((traced, was_open)) = traced {
+            traced.end_target(to, was_open, waited.is_ok());
         }
         match waited {
             Ok(target) => target,

@@ -175,6 +175,21 @@ impl TracedWait {
         self.end(has_begun, end);
     }
 
+    /// Ends a wait for a target: for its process, or once that `was_open`, for earlier operations.
+    #[cold]
+    pub(crate) fn end_target(self, to: Address, was_open: bool, has_succeeded: bool) {
+        let end = WaitEnd {
+            cause: match was_open {
+                true => Cause::Room,
+                false => Cause::Target,
+            },
+            own: None,
+            peer: Some(in_trace(to)),
+            bytes: 0,
+        };
+        self.end(has_succeeded, end);
+    }
+
     /// Ends a wait for operations to be done, by `to` if that is known.
     #[cold]
     pub(crate) fn end_operation(self, to: Option<Address>, is_done: bool) {

@@ -50,6 +50,8 @@ pub enum Cause {
     Completion,
     /// The wait timed out.
     Nothing,
+    /// A target: its process has not opened the endpoint yet, or has not answered.
+    Target,
 }
 
 /// A wait that has ended.
@@ -65,7 +67,7 @@ pub struct Wait {
     pub ended_ns: u64,
     /// The process's endpoint, if the wait was for one.
     pub own: Option<EndpointAddress>,
-    /// Sender of the message, or the receiver without room, if known.
+    /// Sender of the message, the receiver without room, or the target, if known.
     pub peer: Option<EndpointAddress>,
     /// Bytes received, or to be sent.
     pub bytes: u64,
@@ -283,7 +285,9 @@ mod tests {
     prop_compose! {
         fn wait()(
             cause in prop::sample::select(
-                vec![Cause::Message, Cause::Room, Cause::Completion, Cause::Nothing]
+                vec![
+                    Cause::Message, Cause::Room, Cause::Completion, Cause::Nothing, Cause::Target,
+                ]
             ),
             times in any::<[u64; 2]>(), bytes: u64, peer in any::<Option<(u32, u16)>>(),
         ) -> Wait {

@@ -123,6 +123,31 @@ fn a_wait_for_room_has_its_target() {
 }
 
 #[test]
+fn a_wait_for_an_endpoint_that_is_not_open_yet_is_none_for_room() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (here, there) = (node(folder.path()), node(folder.path()));
+    let from = here.endpoint(EndpointId(8)).expect("free");
+    let missing = from.send_to_timeout(address(6), b"message", 2 * SHORT);
+    missing.expect_err("it is never opened");
+    let to = std::thread::scope(|scope| {
+        let opened = scope.spawn(|| {
+            std::thread::sleep(2 * SHORT);
+            let to = there.endpoint(EndpointId(7)).expect("free");
+            there.start_progress().expect("a thread");
+            to
+        });
+        from.send_to(address(7), b"message")
+            .expect("it will be open");
+        opened.join().expect("no panic")
+    });
+    assert_eq!(to.receive().expect("open")[..], *b"message");
+    let found = waits(folder.path(), Cause::Target);
+    let peers: Vec<_> = found.iter().map(|wait| wait.peer).collect();
+    assert_eq!(peers, [in_trace(6), in_trace(7)]);
+    assert!(waits(folder.path(), Cause::Room).is_empty());
+}
+
+#[test]
 fn a_wait_in_vain_is_recorded_once_whatever_its_parts() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = node(folder.path());

@@ -184,6 +184,7 @@ fn cause_name(cause: Cause) -> &'static str {
         Cause::Room => "room to send",
         Cause::Completion => "a completion",
         Cause::Nothing => "nothing (it timed out)",
+        Cause::Target => "an endpoint that is not open yet",
     }
 }
 

@@ -19,10 +19,11 @@ const COLUMNS: usize = 300;
 const MOST_LANES: usize = 64;
 
 /// All causes, from the bottom of a column to its top.
-const CAUSES: [(Cause, &str); 4] = [
+const CAUSES: [(Cause, &str); 5] = [
     (Cause::Message, "#4e79a7"),
     (Cause::Room, "#f28e2b"),
     (Cause::Completion, "#59a14f"),
+    (Cause::Target, "#b07aa1"),
     (Cause::Nothing, "#9c9c9c"),
 ];
 
