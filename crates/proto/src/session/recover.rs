@@ -128,6 +128,7 @@ impl Session {
     /// Nothing new was acknowledged for too long: the tail may be lost (thesis §5.2).
     fn on_tail(&mut self, now: Instant, shared: &mut Shared) {
         self.count_timeout(now, shared);
+        let is_single = self.window.flying() == 1;
         if let Some((first, last)) = self.window.first_and_last_flying() {
             let mut is_suspect = false;
             for piece in [first, last] {
@@ -141,7 +142,7 @@ impl Session {
         let repeated = self.repeat_first_and_last(now, 0);
         shared.stats.tail_repeats += u64::from(repeated);
         self.pace.timed_out();
-        self.retransmission.back_off(now, &shared.config);
+        self.retransmission.back_off(now, &shared.config, is_single);
         self.liveness.expect_reply(now);
     }
 

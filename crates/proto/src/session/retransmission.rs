@@ -13,6 +13,8 @@ pub(crate) struct Retransmission {
     pub(super) round_trip: RoundTrip,
     /// Runs while units are in flight.
     tail: Backoff,
+    /// The tail timer has fired since it was started.
+    has_fired: bool,
     /// Arrivals counted when the tail timer was last checked.
     arrivals: u64,
     /// Retransmissions that may exceed the pace: the first and last piece of a tail.
@@ -28,6 +30,7 @@ impl Retransmission {
         Retransmission {
             round_trip: RoundTrip::default(),
             tail: Backoff::OFF,
+            has_fired: false,
             arrivals: 0,
             unpaced: 0,
             is_detour: false,
@@ -76,6 +79,7 @@ impl Retransmission {
     pub(crate) fn start(&mut self, now: Instant, config: &Config) {
         let pause_ns = self.timeout_ns(config);
         self.tail.start(now, pause_ns);
+        self.has_fired = false;
     }
 
     /// Nothing is in flight any more.
@@ -85,9 +89,13 @@ impl Retransmission {
         self.unpaced = 0;
     }
 
-    /// The tail timer has fired: the next pause is longer.
-    pub(crate) fn back_off(&mut self, now: Instant, config: &Config) {
-        self.tail.again(now, config.max_timeout_ns);
+    /// The tail timer has fired: the next pause is longer. The first repetition of a single packet
+    /// keeps it, because one packet more in a round trip loads no path.
+    pub(crate) fn back_off(&mut self, now: Instant, config: &Config, is_single: bool) {
+        match core::mem::replace(&mut self.has_fired, true) || !is_single {
+            true => self.tail.again(now, config.max_timeout_ns),
+            false => self.tail.start(now, self.tail.pause_ns),
+        }
     }
 
     /// True if units have arrived since the last [`count`](Self::count).
@@ -138,7 +146,12 @@ impl Retransmission {
     /// Everything but the times, for [`View`](crate::View).
     pub(super) fn hash_rest(&self, arrivals: u64, hasher: &mut impl core::hash::Hasher) {
         use core::hash::Hash;
-        (self.tail.pause_ns, self.arrivals == arrivals).hash(hasher);
+        (
+            self.tail.pause_ns,
+            self.has_fired,
+            self.arrivals == arrivals,
+        )
+            .hash(hasher);
         (self.unpaced, self.is_detour).hash(hasher);
     }
 }
@@ -163,13 +176,20 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_timer_runs_while_units_are_in_flight_and_backs_off() {
+    fn the_tail_timer_runs_while_units_are_in_flight_and_backs_off_after_a_repetition() {
         let (mut state, config) = (Retransmission::new(), Config::default());
         assert!(state.is_stopped());
         state.start(Instant(0), &config);
         let first = state.tail_at();
-        state.back_off(first, &config);
-        assert_eq!(state.tail_at(), first.after(2 * first.0));
+        for pauses in [2, 4, 8] {
+            state.back_off(state.tail_at(), &config, true);
+            assert_eq!(state.tail_at(), Instant(pauses * first.0));
+        }
+        for (is_single, pauses) in [(true, 2), (false, 3)] {
+            state.start(Instant(0), &config);
+            state.back_off(first, &config, is_single);
+            assert_eq!(state.tail_at(), Instant(pauses * first.0));
+        }
         assert!(state.has_news(1));
         state.count(1);
         assert!(!state.has_news(1));
