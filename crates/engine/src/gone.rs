@@ -24,6 +24,10 @@ pub enum GoneReason {
     Died,
     /// It violated the shared-memory format and was disconnected.
     ProtocolViolation,
+    /// This process has no free descriptors for memory shared with it.
+    NoDescriptors,
+    /// It has no free descriptors for memory shared with this process.
+    NoDescriptorsAtPeer,
     /// It belongs to another cluster: its cluster key differs, or only one side has one.
     Key(KeyMismatch),
 }
@@ -43,6 +47,8 @@ impl From<dipole_proto::GoneReason> for GoneReason {
                 dipole_proto::KeyMismatch::OnlyTheirs => KeyMismatch::OnlyTheirs,
             }),
             dipole_proto::GoneReason::ProtocolViolation => GoneReason::ProtocolViolation,
+            dipole_proto::GoneReason::NoDescriptors => GoneReason::NoDescriptors,
+            dipole_proto::GoneReason::NoDescriptorsAtPeer => GoneReason::NoDescriptorsAtPeer,
         }
     }
 }
@@ -58,6 +64,8 @@ impl fmt::Display for GoneReason {
             GoneReason::Key(mismatch) => mismatch.fmt(f),
             GoneReason::Died => dipole_proto::GoneReason::Died.fmt(f),
             GoneReason::ProtocolViolation => dipole_proto::GoneReason::ProtocolViolation.fmt(f),
+            GoneReason::NoDescriptors => dipole_proto::GoneReason::NoDescriptors.fmt(f),
+            GoneReason::NoDescriptorsAtPeer => dipole_proto::GoneReason::NoDescriptorsAtPeer.fmt(f),
         }
     }
 }

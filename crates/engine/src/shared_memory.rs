@@ -534,6 +534,10 @@ impl SharedMemory {
                         CloseReason::HungUp if !was_open => GoneReason::Restarted,
                         CloseReason::HungUp => GoneReason::Died,
                         CloseReason::Violation { .. } => GoneReason::ProtocolViolation,
+                        CloseReason::NoDescriptors { at_peer: false } => GoneReason::NoDescriptors,
+                        CloseReason::NoDescriptors { at_peer: true } => {
+                            GoneReason::NoDescriptorsAtPeer
+                        }
                     };
                     self.peer_died |= reason == GoneReason::Died;
                     self.end_after(conn, reason, (all_read, answers), core);

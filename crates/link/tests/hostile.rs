@@ -19,7 +19,7 @@ use rand::{Rng, SeedableRng};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType,
 };
 use rustix::process::{Resource, Rlimit};
@@ -31,6 +31,7 @@ const NUMBER: &str = "DIPOLE_SHM_TEST_NUMBER";
 const HELLO: u8 = 1;
 const RING: u8 = 2;
 const WAKE: u8 = 3;
+const NO_DESCRIPTORS: u8 = 5;
 const PAGE_BYTES: u64 = 4096;
 
 fn raw_socket() -> OwnedFd {
@@ -487,6 +488,62 @@ fn without_descriptors_peers_are_rejected_and_the_hub_stays_idle() {
     assert!(!is_readable(side.hub.descriptor()), "would never sleep");
     set(limit.current);
     still_serves(&mut side);
+}
+
+/// Lowers the limit of descriptors of this process so that `free` more can be opened.
+fn leave_descriptors(free: u64) {
+    let held: Vec<_> = (0..=free).map(|_| raw_socket()).collect();
+    let last = held.last().map(std::os::fd::AsRawFd::as_raw_fd);
+    let last = last.and_then(|last| u64::try_from(last).ok());
+    let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
+    let limit = Rlimit {
+        current: last,
+        maximum,
+    };
+    rustix::process::setrlimit(Resource::Nofile, limit).expect("a lower limit");
+}
+
+#[test]
+fn a_side_without_descriptors_for_the_memory_is_named_as_the_reason() {
+    let name = "a_side_without_descriptors_for_the_memory_is_named_as_the_reason";
+    let lacks = |at_peer| CloseReason::NoDescriptors { at_peer };
+    // The limit applies to the whole process.
+    let Some(path) = role() else {
+        let mut side = Side::new();
+        let mut child = other(name, &side).spawn().expect("another process");
+        side.opened();
+        assert_eq!(side.closed(), lacks(true));
+        assert!(child.wait().expect("a child").success());
+        assert_eq!(side.hub.stats().violations, 0);
+        still_serves(&mut side);
+        return;
+    };
+    let mut side = Side::new();
+    let (bell, page) = (sealed(PAGE_BYTES), sealed(PAGE_BYTES));
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    // The accepted socket takes one, and the page and the bell are two more.
+    for free in [1, 2] {
+        let client = connected(&side.path());
+        assert!(say(&client, &greeting(), &[bell.as_fd(), page.as_fd()]));
+        leave_descriptors(free);
+        for _ in 0..3 {
+            side.poll_connections();
+        }
+        rustix::process::setrlimit(Resource::Nofile, limit).expect("the previous limit");
+        let mut bytes = [0; 9];
+        let received = rustix::net::recv(&client, &mut bytes, RecvFlags::DONTWAIT);
+        assert_eq!(
+            (received.expect("a reason").0, bytes[0]),
+            (1, NO_DESCRIPTORS)
+        );
+        assert!(is_hung_up(&client), "{free}");
+    }
+    // The socket and the memory that is sent are two; no more is left for the peer's bell.
+    leave_descriptors(2);
+    side.hub.connect(&path).expect("room");
+    let _last = raw_socket();
+    assert_eq!(side.closed(), lacks(false));
+    assert_eq!(side.hub.stats().violations, 0);
 }
 
 /// Runs a test of this program as another user, in its role as the other process.

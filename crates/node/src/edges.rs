@@ -25,6 +25,7 @@ use dipole_proto::{EdgeError, Instant, PeerId, wire};
 use rustc_hash::FxHashMap;
 
 use crate::address::Address;
+use crate::config::Links;
 use crate::error::{SendError, TargetError};
 use crate::queues::QueueTable;
 use crate::registry::{EdgeTraffic, Ports};
@@ -37,7 +38,7 @@ use dipole_engine::{
 pub use fanout::OverflowPolicy;
 pub(crate) use fanout::{Delivery, FanOut, RemovedTarget, TargetTable};
 pub(crate) use id::EdgeRef;
-use opening::{Attempt, connect, permanent_failure};
+use opening::{Attempt, Shortages, connect, last_failure, permanent_failure};
 use posts::Posts;
 pub(crate) use posts::{MAX_POSTED_BYTES, NewPost, PostedBytes};
 use retired::Retired;
@@ -63,6 +64,7 @@ struct EdgeState {
     started_at: Instant,
     deadline: Instant,
     posts: Posts,
+    shortages: Shortages,
     /// Value of the use counter at its last use, for the cache of an endpoint.
     last_used: u64,
 }
@@ -181,6 +183,7 @@ impl EdgeTable {
             started_at: now,
             deadline: now.after(self.connector.timeout_ns()),
             posts: Posts::default(),
+            shortages: Shortages::default(),
             last_used: self.use_count,
         });
         EdgeRef { index, generation }
@@ -557,11 +560,13 @@ impl EdgeTable {
         let Some(edge) = self.get_mut(id) else {
             return;
         };
+        let may_share = edge.shortages.count() == 0 || policy.links == Links::Shm;
+        let socket = socket.filter(|_| may_share);
         match connect(engine, &policy, edge.to, ports, socket, now) {
             Ok(Some(attempt)) => edge.stage = Stage::Opening(attempt),
             // The process has gone since: look again.
             Ok(None) => {
-                let lookup = Lookup::retry(id, edge.to);
+                let lookup = Lookup::retry(id, edge.to, 0);
                 self.look_up(lookup, now);
             }
             Err(cause) => self.fail(engine, id, cause),
@@ -630,7 +635,8 @@ impl EdgeTable {
             },
             Ok(None) if timed_out => {
                 let waited = std::time::Duration::from_nanos(now.since(started_at));
-                let cause = TargetError::TimedOut { target: to, waited };
+                let late = TargetError::TimedOut { target: to, waited };
+                let cause = edge.shortages.failure(to).unwrap_or(late);
                 return self.fail(engine, id, cause);
             }
             Ok(None) => return,
@@ -640,17 +646,8 @@ impl EdgeTable {
         let policy = Arc::clone(self.connector.policy());
         match permanent_failure(&policy, to, reason, by_packets) {
             Some(cause) => self.fail(engine, id, cause),
-            None if timed_out => {
-                let cause = TargetError::PeerGone { target: to, reason };
-                self.fail(engine, id, cause);
-            }
-            // Another process has taken its place: look again.
-            None => {
-                if let Some(edge) = self.get_mut(id) {
-                    edge.stage = Stage::Resolving;
-                }
-                self.look_up(Lookup::retry(id, to), now);
-            }
+            None if timed_out => self.fail(engine, id, last_failure(to, reason)),
+            None => self.look_up_again((id, to), reason, now),
         }
     }
 

@@ -81,6 +81,10 @@ pub enum GoneReason {
     Key(KeyMismatch),
     /// It broke a rule of the protocol in a pipe.
     ProtocolViolation,
+    /// This process has no free descriptors for memory shared with it.
+    NoDescriptors,
+    /// It has no free descriptors for memory shared with this process.
+    NoDescriptorsAtPeer,
 }
 
 /// How the cluster keys of two processes differ.
@@ -140,6 +144,12 @@ impl fmt::Display for GoneReason {
             }
             GoneReason::Key(mismatch) => return mismatch.fmt(f),
             GoneReason::ProtocolViolation => "it violated the protocol and was cut off",
+            GoneReason::NoDescriptors => {
+                "this process has no free descriptors for memory shared with it; raise `ulimit -n`"
+            }
+            GoneReason::NoDescriptorsAtPeer => {
+                "it has no free descriptors for shared memory; raise its `ulimit -n`"
+            }
         })
     }
 }

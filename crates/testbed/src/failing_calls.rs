@@ -34,7 +34,12 @@ impl Resource {
     pub fn is_named(self, text: &str) -> bool {
         let names: &[&str] = match self {
             // The second is the loader's.
-            Resource::Descriptors => &["os error 24", "Error 24", "Too many open files"],
+            Resource::Descriptors => &[
+                "os error 24",
+                "Error 24",
+                "Too many open files",
+                "no free descriptors",
+            ],
             Resource::Threads => &["os error 11", "Resource temporarily unavailable"],
             Resource::Mappings => &["os error 12", "Cannot allocate memory"],
             Resource::Files => &["os error 28", "No space left on device"],

@@ -136,12 +136,18 @@ impl Hub {
                 self.order.set_active(id.index);
                 return;
             }
-            None if conn.peer_is_full => CloseReason::Full,
-            None => CloseReason::HungUp,
+            None => conn.refusal.clone().unwrap_or(CloseReason::HungUp),
         };
-        if let CloseReason::Violation { what } = reason {
-            self.stats.violations += 1;
-            tracing::warn!("closing the connection of a local process that sent {what}");
+        match reason {
+            CloseReason::Violation { what } => {
+                self.stats.violations += 1;
+                tracing::warn!("closing the connection of a local process that sent {what}");
+            }
+            CloseReason::NoDescriptors { at_peer: false } => tracing::warn!(
+                "closing the connection of a local process: this process has no free descriptors for \
+                 shared memory, raise `ulimit -n`"
+            ),
+            _ => {}
         }
         if told {
             let all_read = self.is_read(id);
@@ -226,7 +232,9 @@ impl Hub {
         self.listener.spare = None;
         for _ in 0..EVENTS {
             match control::accept(self.listener.socket.as_fd()) {
-                Ok(Some(socket)) => drop(socket),
+                Ok(Some(socket)) => {
+                    let _ = control::send(socket.as_fd(), &ControlMessage::NoDescriptors, &[]);
+                }
                 Ok(None) | Err(_) => break,
             }
         }
@@ -283,8 +291,21 @@ impl Hub {
                 Ok(ReceivedControl::Message(ControlMessage::Full, _))
                     if conn.initiated_here && conn.open.is_none() =>
                 {
-                    conn.peer_is_full = true;
+                    conn.refusal = Some(CloseReason::Full);
                     Ok(())
+                }
+                Ok(ReceivedControl::Message(ControlMessage::NoDescriptors, _)) => {
+                    conn.refusal = Some(CloseReason::NoDescriptors { at_peer: true });
+                    Ok(())
+                }
+                Ok(ReceivedControl::NoDescriptors) => {
+                    // The connection is closed next; this message adds the reason.
+                    let reason = ControlMessage::NoDescriptors;
+                    let _ = control::send(conn.socket.as_fd(), &reason, &[]);
+                    conn.refusal = Some(CloseReason::NoDescriptors { at_peer: false });
+                    conn.mark_closed(&mut self.ending);
+                    let _ = epoll::delete(&self.epoll, &conn.socket);
+                    return false;
                 }
                 Ok(
                     ReceivedControl::Malformed | ReceivedControl::Message(ControlMessage::Full, _),

@@ -8,8 +8,8 @@ use std::path::Path;
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 use super::MAX_GREETING_BYTES;
@@ -21,6 +21,7 @@ const HELLO: u8 = 1;
 const RING: u8 = 2;
 const WAKE: u8 = 3;
 const FULL: u8 = 4;
+const NO_DESCRIPTORS: u8 = 5;
 const LONGEST: usize = 17 + MAX_GREETING_BYTES;
 
 /// A message on the connection's socket.
@@ -34,6 +35,8 @@ pub(super) enum ControlMessage {
     Wake,
     /// Rejects the connection: the table is full.
     Full,
+    /// Ends the connection: its sender has no free descriptors for those of the peer.
+    NoDescriptors,
 }
 
 /// The result of reading a connection's socket.
@@ -44,6 +47,8 @@ pub(super) enum ReceivedControl {
     Message(ControlMessage, Vec<OwnedFd>),
     /// Bytes that are not a valid message.
     Malformed,
+    /// A message without all its descriptors, because this process has no free ones.
+    NoDescriptors,
 }
 
 /// The hello message of a hub with this probe.
@@ -122,6 +127,7 @@ pub(super) fn send(
             return Ok(());
         }
         ControlMessage::Full => bytes.push(FULL),
+        ControlMessage::NoDescriptors => bytes.push(NO_DESCRIPTORS),
         ControlMessage::Ring => bytes.push(RING),
         ControlMessage::Hello { probe, greeting } => {
             bytes.push(HELLO);
@@ -158,7 +164,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<ReceivedControl> {
             Err(error) => return Err(error.into()),
         }
     };
-    let files = ancillary
+    let files: Vec<OwnedFd> = ancillary
         .drain()
         .filter_map(|message| match message {
             RecvAncillaryMessage::ScmRights(files) => Some(files),
@@ -166,6 +172,10 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<ReceivedControl> {
         })
         .flatten()
         .collect();
+    // The kernel also truncates if the peer has sent more than there is space for.
+    if received.flags.contains(ReturnFlags::CTRUNC) && files.len() < MAX_FILES {
+        return Ok(ReceivedControl::NoDescriptors);
+    }
     match &bytes[..received.bytes] {
         [] => Err(io::ErrorKind::UnexpectedEof.into()),
         bytes => Ok(parse(bytes).map_or(ReceivedControl::Malformed, |message| {
@@ -190,6 +200,7 @@ fn parse(bytes: &[u8]) -> Option<ControlMessage> {
         [RING] => Some(ControlMessage::Ring),
         [WAKE] => Some(ControlMessage::Wake),
         [FULL] => Some(ControlMessage::Full),
+        [NO_DESCRIPTORS] => Some(ControlMessage::NoDescriptors),
         _ => None,
     }
 }

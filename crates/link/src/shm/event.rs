@@ -22,6 +22,11 @@ pub enum CloseReason {
     HungUp,
     /// The peer's connection limit is reached.
     Full,
+    /// This process, or the peer, has no free descriptors for the shared memory.
+    NoDescriptors {
+        /// True if the peer has none.
+        at_peer: bool,
+    },
     /// The peer violated the format.
     Violation {
         /// Description of the violation.

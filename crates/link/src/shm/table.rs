@@ -2,10 +2,10 @@
 
 use std::os::fd::OwnedFd;
 
-use super::ConnId;
 use super::bell::{Bell, Waking};
 use super::pull::Probe;
 use super::ring::{Consumer, Producer};
+use super::{CloseReason, ConnId};
 use crate::segment::Segment;
 
 /// The rings and wake-up state of a connection after the handshake.
@@ -37,8 +37,8 @@ pub(super) struct Connection {
     pub(super) initiated_here: bool,
     pub(super) open: Option<Box<OpenRings>>,
     pub(super) hung_up: bool,
-    /// The peer rejected us because its connection table is full.
-    pub(super) peer_is_full: bool,
+    /// Why a connection that hangs up has ended, if that is known.
+    pub(super) refusal: Option<CloseReason>,
     pub(super) broken: Option<&'static str>,
 }
 
@@ -52,7 +52,7 @@ impl Connection {
             page,
             open: None,
             hung_up: false,
-            peer_is_full: false,
+            refusal: None,
             broken: None,
         }
     }

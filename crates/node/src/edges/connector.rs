@@ -23,8 +23,10 @@ use crate::key::ClusterKey;
 use crate::registry::{Found, KnownBy, Ports, Registry, ResolveError, Search, is_shortage};
 use dipole_driver::nanoseconds;
 
-/// Pause before a target is looked up again because the process found earlier is gone.
+/// Pause before a target is looked up again because the process found earlier is gone. It doubles, so
+/// many times at most, while descriptors are short.
 const RETRY_PAUSE: Duration = Duration::from_millis(2);
+const MOST_DOUBLINGS: u32 = 7;
 /// The thread ends when there was nothing to look up for this long.
 const IDLE: Duration = Duration::from_millis(500);
 /// Longest sleep of the thread, with a descriptor that wakes it and without.
@@ -96,11 +98,12 @@ impl Lookup {
         }
     }
 
-    /// A new lookup because the process found earlier is gone.
-    pub(crate) fn retry(edge: EdgeRef, to: Address) -> Lookup {
+    /// A new lookup because the process found earlier is gone, or could not share memory for want of
+    /// descriptors so many times.
+    pub(crate) fn retry(edge: EdgeRef, to: Address, shortages: u32) -> Lookup {
         let lookup = Lookup::new(edge, to);
         Lookup {
-            due: lookup.due + RETRY_PAUSE,
+            due: lookup.due + RETRY_PAUSE * (1 << shortages.min(MOST_DOUBLINGS)),
             ..lookup
         }
     }

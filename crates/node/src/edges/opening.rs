@@ -7,7 +7,7 @@ use dipole_link::shm::{ConnId, ShmError};
 use dipole_proto::wire;
 use dipole_proto::{ConnectError, Instant, PeerId};
 
-use super::connector::Policy;
+use super::connector::{Lookup, Policy};
 use super::{EdgeRef, EdgeTable, Stage};
 use crate::address::Address;
 use crate::config::Links;
@@ -34,7 +34,11 @@ impl EdgeTable {
     /// The event that an edge to `to` waits for, for log messages.
     pub(crate) fn awaited(&self, id: EdgeRef, to: Address) -> String {
         let own = self.connector.policy().node;
-        match self.get(id).map(|edge| &edge.stage) {
+        let edge = self.get(id);
+        match edge.map(|edge| &edge.stage) {
+            _ if edge.is_some_and(|edge| edge.shortages.count() > 0) => {
+                format!("free descriptors for endpoint {to}; raise `ulimit -n`")
+            }
             Some(Stage::Resolving) if to.node == own => {
                 format!("a process to open endpoint {to}; none has it")
             }
@@ -46,6 +50,73 @@ impl EdgeTable {
             }
             _ => format!("the process of endpoint {to} to answer"),
         }
+    }
+
+    /// Looks for the target's process again, because another one has taken its place, or memory cannot
+    /// be shared for want of descriptors.
+    pub(super) fn look_up_again(
+        &mut self,
+        (id, to): (EdgeRef, Address),
+        reason: Option<GoneReason>,
+        now: Instant,
+    ) {
+        let Some(edge) = self.get_mut(id) else {
+            return;
+        };
+        edge.stage = Stage::Resolving;
+        edge.shortages.add(to, reason);
+        let lookup = Lookup::retry(id, to, edge.shortages.count());
+        self.look_up(lookup, now);
+    }
+}
+
+/// The latest attempts of an edge that could not share memory for want of descriptors.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Shortages {
+    last: Option<GoneReason>,
+    count: u32,
+}
+
+impl Shortages {
+    pub(super) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Counts an attempt that ended for this reason. Another reason than a shortage ends the count.
+    fn add(&mut self, target: Address, reason: Option<GoneReason>) {
+        let Some(cause) = reason.filter(is_shortage) else {
+            *self = Shortages::default();
+            return;
+        };
+        if self.count == 0 {
+            tracing::warn!("cannot share memory with the process of endpoint {target}: {cause}");
+        }
+        self.last = Some(cause);
+        self.count = self.count.saturating_add(1);
+    }
+
+    /// The error of an edge that still lacks descriptors when its time is over.
+    pub(super) fn failure(&self, target: Address) -> Option<TargetError> {
+        let cause = self.last?.to_string();
+        Some(TargetError::NoSharedMemory { target, cause })
+    }
+}
+
+fn is_shortage(reason: &GoneReason) -> bool {
+    matches!(
+        reason,
+        GoneReason::NoDescriptors | GoneReason::NoDescriptorsAtPeer
+    )
+}
+
+/// The error of an edge whose target's process was gone at the last attempt.
+pub(super) fn last_failure(target: Address, reason: Option<GoneReason>) -> TargetError {
+    match reason.filter(is_shortage) {
+        Some(cause) => {
+            let cause = cause.to_string();
+            TargetError::NoSharedMemory { target, cause }
+        }
+        None => TargetError::PeerGone { target, reason },
     }
 }
 

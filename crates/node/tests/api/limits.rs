@@ -509,3 +509,71 @@ fn without_user_limits_nothing_is_limited() {
     let held: Vec<Endpoint> = (0..200).map(|id| endpoint(&node, id)).collect();
     assert_eq!(held.len(), 200);
 }
+
+/// Lowers the limit of descriptors of this process so that `free` more can be opened.
+fn leave_descriptors(free: u64) {
+    let held: Vec<_> = (0..=free)
+        .map(|_| std::fs::File::open("/").expect("room"))
+        .collect();
+    let last = held.last().map(std::os::fd::AsRawFd::as_raw_fd);
+    let limit = rustix::process::Rlimit {
+        current: last.and_then(|last| u64::try_from(last).ok()),
+        ..rustix::process::getrlimit(rustix::process::Resource::Nofile)
+    };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("a lower limit");
+}
+
+#[test]
+fn a_peer_without_descriptors_for_shared_memory_gets_packets_or_is_named() {
+    const TEST: &str =
+        "limits::a_peer_without_descriptors_for_shared_memory_gets_packets_or_is_named";
+    const RUNTIME: &str = "DIPOLE_TEST_RUNTIME";
+    let at = |runtime: &Path, links| Config {
+        links,
+        connect_timeout: Duration::from_secs(1),
+        ..Config::local(NodeId(1), runtime.to_owned())
+    };
+    if let Some(runtime) = std::env::var_os(RUNTIME) {
+        let node = Node::open(at(Path::new(&runtime), Links::Auto)).expect("a node");
+        let here = endpoint(&node, 7);
+        let free = std::env::var(ROLE).expect("set");
+        leave_descriptors(free.parse().expect("a number"));
+        println!("READY");
+        let message = here.receive_timeout(PATIENCE).expect("it arrives");
+        assert_eq!(message[..], *b"over UDP");
+        return;
+    }
+    // An accepted socket takes one descriptor, the memory and the bell take two.
+    for free in ["0", "1", "2"] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let runtime = directory.path().join("dipole");
+        let mut child = Command::new(std::env::current_exe().expect("this"))
+            .args(["--exact", TEST, "--nocapture"])
+            .env(ROLE, free)
+            .env(RUNTIME, &runtime)
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        let mut ready = std::io::BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut line = String::new();
+        while !line.contains("READY") {
+            line.clear();
+            let length = std::io::BufRead::read_line(&mut ready, &mut line).expect("text");
+            assert!(length > 0, "{free}: the child has ended");
+        }
+        let shared = Node::open(at(&runtime, Links::Shm)).expect("a node");
+        let refused = endpoint(&shared, 8).target(Address::new(1, 7));
+        let text = refused.expect_err("no descriptors").to_string();
+        assert!(
+            text.contains("no free descriptors") && text.contains("ulimit -n"),
+            "{text}"
+        );
+        let any = Node::open(at(&runtime, Links::Auto)).expect("a node");
+        let sender = endpoint(&any, 9);
+        sender
+            .send_to(Address::new(1, 7), b"over UDP")
+            .expect("packets pass");
+        sender.drain(PATIENCE).expect("it arrives");
+        assert!(child.wait().expect("a child").success(), "{free}");
+    }
+}

@@ -99,6 +99,9 @@ impl Totals {
             GoneReason::Reset(_) => 3,
             GoneReason::Died => 4,
             GoneReason::ProtocolViolation => 5,
+            GoneReason::NoDescriptors | GoneReason::NoDescriptorsAtPeer => {
+                unreachable!("the simulated memory has no descriptors")
+            }
             GoneReason::Key(_) => unreachable!("all take both keys"),
         };
         self.sessions_gone[index] += 1;
