@@ -1,5 +1,7 @@
 //! Counters of this user's processes in the text format of Prometheus.
 
+mod help;
+
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
@@ -138,7 +140,10 @@ fn add_process(families: &mut Families, node: NodeId, report: &ProcessReport) {
     }
     for (link, peers) in links {
         let labels = format!("{who},link=\"{}\"", escape(link));
-        let metric = Metric::gauge("dipole_peers", "peers by link");
+        let metric = Metric::gauge(
+            "dipole_peers",
+            "processes to which this one has a connection, by link",
+        );
         families.add(metric, labels, peers);
     }
 }
@@ -167,10 +172,13 @@ fn add_value(families: &mut Families, who: &str, name: &str, value: u64) {
         let help = "when the process opened its node, in seconds since 1970";
         let metric = Metric::gauge("dipole_start_time_seconds", help);
         families.add(metric, who.to_owned(), value);
+    } else if matches!(name, "network peers" | "shared-memory peers") {
+        // `dipole_peers` counts the same peers, by link.
     } else if GAUGES.contains(&name) {
-        families.add(Metric::gauge(&key(name), name), who.to_owned(), value);
+        let metric = Metric::gauge(&key(name), help::of(name));
+        families.add(metric, who.to_owned(), value);
     } else {
-        let metric = Metric::of(&(key(name) + "_total"), "", "counter", name);
+        let metric = Metric::of(&(key(name) + "_total"), "", "counter", help::of(name));
         families.add(metric, who.to_owned(), value);
     }
 }

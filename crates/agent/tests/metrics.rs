@@ -117,6 +117,24 @@ fn every_metric_of_the_dashboard_exists() {
 }
 
 #[test]
+fn help_explains_each_metric_and_no_peer_is_counted_twice() {
+    let (_, text) = all_metrics();
+    let mut count = 0;
+    for help in text.lines().filter_map(|line| line.strip_prefix("# HELP ")) {
+        let (name, text) = help.split_once(' ').expect("a text");
+        let bare = name.strip_suffix("_total").unwrap_or(name);
+        let words = text.replace([' ', '-'], "_");
+        assert_ne!(format!("dipole_{words}"), bare);
+        assert!(text.contains(' '), "{help}");
+        count += 1;
+    }
+    assert!(count > 40, "{count} metrics");
+    let of_peers = text.lines().filter(|line| line.starts_with("# TYPE "));
+    let of_peers: Vec<_> = of_peers.filter(|line| line.contains("peers")).collect();
+    assert_eq!(of_peers, ["# TYPE dipole_peers gauge"]);
+}
+
+#[test]
 fn every_counter_is_explained_by_all_its_names() {
     let (names, text) = all_metrics();
     let page = file("docs/reference/counters.md");
