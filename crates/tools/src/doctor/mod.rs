@@ -34,7 +34,7 @@ use dipole_link::sys::interface_addresses;
 use dipole_node::hosts::Host;
 use dipole_node::{Config, NodeId};
 
-use crate::output::Failure;
+use crate::output::{Failure, columns, has_colours, wrap};
 use finding::Finding;
 
 /// Nodes examined concurrently.
@@ -99,12 +99,9 @@ pub(crate) fn execute(
             writeln!(out, "{}", crate::output::json(finding))?;
         }
     } else {
-        let colours = crate::output::has_colours(&std::io::stdout());
-        writeln!(
-            out,
-            "{}",
-            finding::text(&findings, arguments.verbose, colours)
-        )?;
+        let colours = has_colours(&std::io::stdout());
+        let text = finding::text(&findings, arguments.verbose, colours);
+        writeln!(out, "{}", wrap(&text, columns()))?;
     }
     let status = finding::status(&findings, arguments.strict);
     Ok(ExitCode::from(status))

@@ -338,6 +338,26 @@ fn low_limits_are_reported() {
 }
 
 #[test]
+fn lines_fit_the_terminal_and_are_whole_elsewhere() {
+    let place = Place::new();
+    let widest = |columns: Option<&str>| {
+        let mut command = place.command("sh");
+        let script = "ulimit -n 256 && exec \"$0\" doctor --verbose";
+        command.args(["-c", script, DIPOLE]).env_remove("COLUMNS");
+        command.envs(columns.map(|columns| ("COLUMNS", columns)));
+        let output = command.output().expect("dipole runs");
+        let text = String::from_utf8(output.stdout).expect("text");
+        assert!(text.contains("256"), "{text}");
+        let widths = text.lines().map(|line| line.chars().count());
+        widths.max().expect("findings")
+    };
+    assert!(widest(None) > 80, "one line for each finding");
+    for columns in [40, 80] {
+        assert!(widest(Some(&columns.to_string())) <= columns);
+    }
+}
+
+#[test]
 fn slow_settings_fail_only_on_request() {
     let place = Place::new();
     let status = |arguments: &[&str]| {
