@@ -14,6 +14,8 @@ const LEFT: f64 = 80.0;
 const RIGHT: f64 = 38.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 58.0;
+/// A curve that ends right of this position reaches the edge.
+const AT_EDGE: f64 = 0.98;
 /// Labels closer to the previous one than this are left out.
 const LABEL_DISTANCE: f64 = 42.0;
 
@@ -43,6 +45,8 @@ pub struct Curve {
     pub family: &'static str,
     /// Points from left to right.
     pub points: Vec<Point>,
+    /// Why it ends at its last point, if others go on.
+    pub end: Option<String>,
 }
 
 /// A measured point of a curve.
@@ -170,12 +174,35 @@ impl Curve {
             }
             marks += &mark(self.family, left, top, &escape(&point.note));
         }
+        marks += &self.end_label(frame);
         format!(
             "<g class=\"curve {family}\" data-subject=\"{name}\" data-points=\"{count}\">\
              <path class=\"spread\" d=\"{spreads}\"/><path class=\"line\" d=\"{line}\"/>{marks}</g>\n",
             family = self.family,
             name = escape(&self.name),
             count = self.points.len(),
+        )
+    }
+
+    /// Labels the end of the curve, unless it reaches the right edge.
+    fn end_label(&self, frame: &Frame) -> String {
+        let (Some(end), Some(last)) = (&self.end, self.points.last()) else {
+            return String::new();
+        };
+        let position = frame.x.position(last.x);
+        if position > AT_EDGE {
+            return String::new();
+        }
+        let (left, top) = (frame.left(last.x), frame.top(last.y));
+        // Towards the side with more room.
+        let (anchor, left) = match position < 0.5 {
+            true => ("start", left + 9.0),
+            false => ("end", left - 9.0),
+        };
+        format!(
+            "<text class=\"end\" text-anchor=\"{anchor}\" x=\"{left:.1}\" y=\"{:.1}\">{}</text>",
+            (top - 9.0).max(TOP + 9.0),
+            escape(end)
         )
     }
 }
@@ -251,8 +278,21 @@ mod tests {
                 name: "dipole".into(),
                 family: "dipole",
                 points: points.collect(),
+                end: None,
             }],
         }
+    }
+
+    #[test]
+    fn a_curve_that_ends_within_the_picture_says_why() {
+        let ending = |last: f64| {
+            let mut chart = chart(&[(0.0, 2.0), (last, 3.0)]);
+            chart.x.0 = Scale::Nines;
+            chart.curves[0].end = Some("beyond 70 %: <5 messages".to_owned());
+            chart.html("")
+        };
+        assert!(ending(0.7).contains(">beyond 70 %: &lt;5 messages</text>"));
+        assert!(!ending(0.99).contains("beyond"), "it reaches the edge");
     }
 
     #[test]

@@ -209,6 +209,7 @@ fn plain(text: &str) -> String {
 }
 
 fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    dipole_bench::page::set_program_version(dipole_agent::VERSION);
     match command {
         Command::Run(args) => dipole_launch::execute(args, json).map_err(|error| {
             let status = if error.is::<clap::Error>() { 2 } else { 1 };

@@ -111,7 +111,7 @@ fn page(report: &Report<'_>, traced: Option<(&Run<'_>, &Summary)>) -> String {
             "Written",
             jiff::Timestamp::now().strftime("%F %R UTC").to_string(),
         ),
-        ("Program", format!("dipole {}", env!("CARGO_PKG_VERSION"))),
+        ("Program", format!("dipole {}", dipole_agent::VERSION)),
     ];
     let system = rustix::system::uname();
     let text = |part: &std::ffi::CStr| part.to_string_lossy().into_owned();

@@ -193,6 +193,12 @@ fn efficiency_has_throughput_utilisation_and_what_a_full_core_could_send() {
     ] {
         assert!(page.contains(id), "{id}");
     }
+    let version = dipole_testbed::isolated_command(env!("CARGO_BIN_EXE_dipole"))
+        .arg("--version")
+        .output();
+    let version = String::from_utf8(version.expect("it runs").stdout).expect("text");
+    // With the commit, if there is one.
+    assert!(page.contains(version.trim()), "{version}");
 }
 
 #[test]

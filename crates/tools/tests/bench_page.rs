@@ -181,6 +181,7 @@ fn check_figures(figures: &BTreeMap<&str, &str>, lines: &[Value], testbed: &str)
             "{label}"
         );
     }
+    assert!(distribution.contains("a label names it"));
     for (subject, points) in drawn(distribution) {
         assert!(points >= 5, "{subject} has {points} points");
     }

@@ -200,6 +200,7 @@ fn curve(row: &Row, points: Vec<Point>) -> Curve {
         name: name(row),
         family,
         points,
+        end: None,
     }
 }
 

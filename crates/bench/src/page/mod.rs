@@ -7,6 +7,8 @@
 
 mod table;
 
+use std::sync::OnceLock;
+
 use dipole_page::{Heading, document, section as part};
 use serde::Serialize;
 
@@ -47,6 +49,17 @@ struct Data<'a, T> {
     measurements: &'a [T],
 }
 
+static PROGRAM_VERSION: OnceLock<&str> = OnceLock::new();
+
+/// Sets the version that pages name, with the commit, which only the program knows.
+pub fn set_program_version(version: &'static str) {
+    PROGRAM_VERSION.get_or_init(|| version);
+}
+
+fn program_version() -> &'static str {
+    PROGRAM_VERSION.get().unwrap_or(&env!("CARGO_PKG_VERSION"))
+}
+
 /// Collects the facts of a run. `between` describes the network between nodes.
 pub fn facts(between: Option<String>, cores: String, closing: &str, failures: usize) -> RunInfo {
     let mut facts = vec![
@@ -54,7 +67,7 @@ pub fn facts(between: Option<String>, cores: String, closing: &str, failures: us
             "Measurement",
             jiff::Timestamp::now().strftime("%F %R UTC").to_string(),
         ),
-        ("Program", format!("dipole {}", env!("CARGO_PKG_VERSION"))),
+        ("Program", format!("dipole {}", program_version())),
         ("Command", std::env::args().collect::<Vec<_>>().join(" ")),
         ("System", machine::description()),
     ];
@@ -127,6 +140,7 @@ pub fn curves_in_order(named: Vec<(String, Vec<Point>)>) -> Vec<Curve> {
             name,
             family,
             points,
+            end: None,
         })
         .collect()
 }
@@ -309,7 +323,9 @@ fn distribution_chart(testbed: &str, distribution: &[BenchRow]) -> Chart {
             "Distribution of latencies of {}",
             byte_size(DISTRIBUTION_BYTES)
         ),
-        text: "How long the given share of messages took at most, one way. Less is better.",
+        text: "How long the given share of messages took at most, one way. Less is better. A curve ends \
+               at the largest share beyond which enough messages were measured; before the edge of the \
+               figure a label names it.",
         x: (Scale::Nines, "share of messages, %"),
         y: (Scale::Number, "one-way latency, µs"),
         curves: distribution
@@ -349,6 +365,7 @@ fn curves(
                 family: family_of(line, lines),
                 name,
                 points: vec![point],
+                end: None,
             }),
         }
     }
@@ -387,6 +404,7 @@ fn ratios(lines: &[BenchRow], figure: impl Fn(&BenchRow) -> Option<f64>) -> Vec<
                 family: family_of(line, lines),
                 name,
                 points: vec![point],
+                end: None,
             }),
         }
     }
@@ -436,6 +454,10 @@ fn distribution_curve(line: &BenchRow, lines: &[BenchRow]) -> Curve {
         name: curve_name(line, lines),
         family: family_of(line, lines),
         points: points.collect(),
+        end: line.percentiles.last().map(|&(share, _)| {
+            let share = dipole_page::share(share);
+            format!("beyond {share}: too few messages")
+        }),
     }
 }
 

@@ -112,6 +112,7 @@ fn throughput(profiles: &[Profile]) -> Chart {
 
 fn by_trips(profiles: &[Profile], of: impl Fn(usize, f64) -> f64, unit: &str) -> Vec<Curve> {
     let curves = models(profiles).map(|(profile, model)| Curve {
+        end: None,
         name: format!("{} ({})", profile.link, model.place),
         family: family(&profile.link),
         points: trips(model)
@@ -140,6 +141,7 @@ fn gap(profiles: &[Profile]) -> Chart {
     let curves = models(profiles).map(|(profile, model)| {
         let points = model.short.iter().filter(|short| short.g_r_ns.median > 0.0);
         Curve {
+            end: None,
             name: profile.link.clone(),
             family: family(&profile.link),
             points: points
@@ -181,6 +183,7 @@ fn phases(profile: &Profile) -> String {
         ("U_r, the call that receives", "unix", |short| short.u_r_ns),
     ];
     let curves = phases.into_iter().map(|(name, family, of)| Curve {
+        end: None,
         name: name.to_owned(),
         family,
         points: model
@@ -253,6 +256,7 @@ fn cost(profiles: &[Profile], one_node: bool, is_l: bool) -> Chart {
             name: profile.link.clone(),
             family: family(&profile.link),
             points: points.collect(),
+            end: None,
         })
     });
     let place = if one_node { "node" } else { "nodes" };
