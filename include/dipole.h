@@ -203,8 +203,8 @@ struct dp_message {
 int dp_recv_many(int fd, struct dp_message *messages, int count, int flags, int64_t timeout_ns);
 
 /* Copies the next message; it need not be released. A long message that arrives during the call
- * is received into buf without a copy. If it is longer than len, the call fails with EMSGSIZE and
- * the next call can receive the message. */
+ * is received into buf, without a copy in the endpoint's pool. If it is longer than len, the call
+ * fails with EMSGSIZE and the next call can receive the message. */
 ssize_t dp_recv_copy(int fd, void *buf, size_t len, struct dp_address *source, int flags,
                      int64_t timeout_ns);
 
@@ -235,8 +235,9 @@ int dp_edge_open(int fd, struct dp_address to);
  * begun by then is sent in the background. */
 ssize_t dp_edge_send(int edge, const void *msg, size_t len, int flags, int64_t timeout_ns);
 
-#define DP_ZEROCOPY 8 /* do not copy the message: it must not change until the completion, so the
-                       * edge must be attached to a queue or counter (EINVAL) */
+#define DP_ZEROCOPY 8 /* dp_post() does not copy the message, only the link does: it must not change
+                       * until the completion, so the edge must be attached to a queue or counter
+                       * (EINVAL) */
 
 /* Posts the iovcnt (at most 1024) pieces of iov as one message; never waits. They are copied, unless
  * flags contain DP_ZEROCOPY, which takes one piece. The message is sent in the edge's order, even

@@ -13,7 +13,7 @@ use crate::numbers::Numbered;
 use crate::process::CloseOrder;
 use crate::{DP_DONTWAIT, handle};
 
-/// Flag of `dp_post`: the message is not copied.
+/// Flag of `dp_post`: the call does not copy the message, only the link does.
 pub const DP_ZEROCOPY: c_int = 8;
 
 /// The limit of Linux for one `writev`.

@@ -239,9 +239,10 @@ impl Edge {
         self.post_any(operation, PostedBytes::Copied(gathered), context)
     }
 
-    /// Like [`post`](Self::post), but without a copy: the library shares the bytes until the
-    /// completion, and a long message goes from them directly to the receiver. Long messages
-    /// complete when the receiver has taken them, which may be out of order.
+    /// Like [`post`](Self::post), but without the copy that `post` makes: the library shares the bytes
+    /// until the completion. From them the message is copied into packets, or on the same node into
+    /// shared memory, or the receiver copies a long message from them. Long messages complete when
+    /// they have been copied so, which may be out of order.
     /// [`Bytes::from_owner`] turns any memory into such bytes.
     ///
     /// # Errors

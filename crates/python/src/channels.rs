@@ -396,8 +396,8 @@ impl Channels {
         Ok(channel)
     }
 
-    /// Sends buffers over a channel; returns their length. Those from 32 KiB on are not copied and
-    /// must not change until they are released. Raises PeerGone or Closed if the channel has ended.
+    /// Sends buffers over a channel; returns their length. Those from 32 KiB on are not copied
+    /// first and must not change until they are released. Raises PeerGone or Closed if the channel has ended.
     fn write(
         &self,
         py: Python<'_>,
