@@ -28,7 +28,7 @@ pub(crate) struct FramePool {
     uses: Vec<Option<FrameUse>>,
 }
 
-/// What a queued frame holds that its peer's other frames depend on.
+/// The use of a queued frame, on which its peer's other frames depend.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FrameUse {
     pub(crate) peer: PeerId,
