@@ -17,7 +17,7 @@ use dipole_node::{
     Address, Completion, CompletionQueue, Config, Edge, Endpoint, EndpointId, Links, Message, Node,
     NodeId, Operation, RegionKey, RegionMemory, Rights, SendError,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -207,7 +207,12 @@ impl Process {
     }
 
     fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.0), signal).expect("our child");
+        let process = Pid::from_child(&self.0);
+        kill_process(process, signal).expect("our child");
+        if signal == Signal::STOP {
+            // One of its threads has to run before all of them stop.
+            waitpid(Some(process), WaitOptions::UNTRACED).expect("our child");
+        }
     }
 }
 
