@@ -1,30 +1,39 @@
-//! Takes an image of this process while it goes on.
+//! Takes images of this process while it goes on.
 //!
-//! Three forks keep the pause short. The first child ends at once, so that the program never has
-//! another child to wait for. The second one writes the image. It reads the memory of the third,
-//! which stands still and so is a consistent copy; its own memory changes as it works.
+//! The pause is the time of one fork. The first child ends at once, so that the program never has
+//! another child to wait for; it leaves its memory to the writer of the image, which runs on a stack
+//! of its own. The writer forks a third process, which stands still and so is a consistent copy, and
+//! reads the memory of that one; its own memory changes as it works.
+//!
+//! An image holds the pages that were written since the image on which it builds. They are found in
+//! three places. [`Tracker::advance`] returns those up to a moment before the fork, and protects them.
+//! After the fork, the process looks for those that it has written since. And the C library writes
+//! to the memory of the child when it completes the fork: such pages belong to the child alone. They
+//! are in the next image, too, because there the pages of the program itself are right.
 
-use std::ffi::c_void;
-use std::fs::{self, File};
-use std::io::{self, BufWriter, PipeReader, PipeWriter, Read};
+use std::ffi::{c_int, c_void};
+use std::fs;
+use std::io::{self, PipeReader, PipeWriter, Read};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::context::call_with_context;
 use crate::descriptors::open_files;
 use crate::error::{CaptureError, Outcome, Until};
 use crate::handover::Handover;
-use crate::image::{CHUNK_BYTES, Header, Identity, Layout, PAGE_BYTES, Thread, Writer};
+use crate::history::{Choice, History};
+use crate::image::{Base, Header, Identity, Layout, Thread};
 use crate::machine::Machine;
-use crate::maps::{self, Mapping};
+use crate::memory::{self, Frozen};
+use crate::ranges::Ranges;
+use crate::scratch::Scratch;
 use crate::store::{PartFile, Store};
 use crate::thread::{
     SIGNALS, block_signals, set_thread_id, signal_action, thread, unblock_signals,
 };
+use crate::tracker::{Pages, Tracker};
+use crate::transfer::Transfer;
 
-/// Bytes of compressed data between two writes.
-const WRITE_BYTES: usize = 1 << 20;
 /// Complete sets that are kept. The older one serves if the newer one turns out to be damaged.
 const KEPT: usize = 2;
 /// Threads of this library begin their names with this.
@@ -34,79 +43,188 @@ fn system(doing: &'static str) -> impl Fn(io::Error) -> CaptureError {
     move |cause| CaptureError::System { doing, cause }
 }
 
-/// Takes an image of this process. Returns once more in each process that is restored from it.
-///
-/// The image is complete when [`Store`] lists it. If it cannot be written, the child prints why,
-/// after `reporter`, and the program goes on without it. Files below the folders `ignored` are not
-/// saved: they belong to this library.
-///
-/// # Errors
-/// The program cannot be saved, or no child can be started, or the image that is waited for was not
-/// written.
-pub fn take(
-    store: &Store,
-    identity: Identity,
-    ignored: &[PathBuf],
-    reporter: &str,
-    until: Until,
-) -> Result<Outcome, CaptureError> {
-    check_threads()?;
-    let read = system("reading /proc");
-    let machine = Machine::current().map_err(&read)?;
-    let layout = layout().map_err(&read)?;
-    let name = fs::read_to_string("/proc/self/comm").map_err(&read)?;
-    let files = open_files(ignored).map_err(CaptureError::Unsupported)?;
-    let part = store.begin(identity)?;
-    let ended = match until {
-        Until::Begun => None,
-        Until::Written => Some(io::pipe().map_err(system("waiting for the image"))?),
-    };
-    let former = block_signals();
-    let mut capture = Capture {
-        header: Header {
-            identity,
-            name: name.trim_end().to_owned(),
-            directory: std::env::current_dir().map_err(&read)?,
-            machine,
-            thread: Thread::default(),
-            layout,
-            signals: (1..=SIGNALS).map(signal_action).collect(),
-            files,
-            mappings: Vec::new(),
-        },
-        part,
-        store,
-        reporter,
-        forked: 0,
-        ended,
-    };
-    // SAFETY: the callback returns, because it never panics: it forks, and all else happens in
-    // children, which end. `capture` outlives the call.
-    let handover = unsafe { call_with_context(fork_writer, (&raw mut capture).cast()) };
-    if handover != 0 {
-        set_thread_id();
-        // SAFETY: after a restoration, the returned address is that of a handover, which nothing
-        // else refers to.
-        let environment = unsafe { Handover::take(handover) };
-        // Everything else describes the former process. Its descriptors are gone, and perhaps in
-        // use for something else.
-        std::mem::forget(capture);
-        dipole_link::fork::begin_incarnation();
-        unblock_signals(&former);
-        return Ok(Outcome::Restored(environment));
-    }
-    unblock_signals(&former);
-    match capture.forked {
-        0 => {
-            if let Some(ended) = capture.ended.take() {
-                wait_until_written(ended, &store.image(identity))?;
-            }
-            Ok(Outcome::Continued)
+/// Takes the images of this process, and remembers what has changed since the last ones.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    tracking: Tracking,
+    history: History,
+    /// The last image, which may still be being written.
+    last: Option<PathBuf>,
+}
+
+#[derive(Debug, Default)]
+enum Tracking {
+    /// No image was taken yet. Until then nothing is registered, and nothing costs time.
+    #[default]
+    Unused,
+    Active(Tracker),
+    /// The kernel does not support it: all images are full ones.
+    Unavailable,
+}
+
+impl Recorder {
+    /// A recorder that takes full images only, for tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn of_full_images() -> Recorder {
+        Recorder {
+            tracking: Tracking::Unavailable,
+            ..Recorder::default()
         }
-        error => Err(system("starting a child that writes the image")(
-            io::Error::from_raw_os_error(error),
-        )),
     }
+
+    /// True while the last image is being written.
+    #[must_use]
+    pub fn is_writing(&self) -> bool {
+        let last = self.last.as_ref();
+        last.is_some_and(|image| image.with_extension("part").exists())
+    }
+
+    /// Takes an image of this process. Returns once more in each process that is restored from it.
+    ///
+    /// The image is complete when [`Store`] lists it. If it cannot be written, the child prints why,
+    /// after `reporter`, and the program goes on without it. Files below the folders `ignored` are not
+    /// saved: they belong to this library.
+    ///
+    /// # Errors
+    /// The program cannot be saved, or no child can be started, or the image that is waited for was
+    /// not written.
+    pub fn take(
+        &mut self,
+        store: &Store,
+        identity: Identity,
+        ignored: &[PathBuf],
+        reporter: &str,
+        until: Until,
+    ) -> Result<Outcome, CaptureError> {
+        check_threads()?;
+        let header = header(identity, ignored)?;
+        let ended = match until {
+            Until::Begun => None,
+            Until::Written => Some(io::pipe().map_err(system("waiting for the image"))?),
+        };
+        let (progress, choice) = self.plan(store, &header);
+        let part = store.begin(identity, choice.as_ref().map(|choice| choice.base.set))?;
+        let image = part.image().to_owned();
+        self.last = Some(image.clone());
+        let starting = system("starting a child that writes the image");
+        let mut capture = Capture {
+            header,
+            part,
+            store,
+            reporter,
+            forked: 0,
+            ended,
+            transfer: choice
+                .is_some()
+                .then(Transfer::new)
+                .transpose()
+                .map_err(&starting)?,
+            scratch: Scratch::map().map_err(&starting)?,
+            choice,
+            progress,
+        };
+        let former = block_signals();
+        // SAFETY: the callback returns, because it never panics: it forks, and all else happens in
+        // children, which end. `capture` outlives the call.
+        let handover = unsafe { call_with_context(fork_writer, (&raw mut capture).cast()) };
+        if handover != 0 {
+            set_thread_id();
+            // SAFETY: after a restoration, the returned address is that of a handover, which nothing
+            // else refers to.
+            let environment = unsafe { Handover::take(handover) };
+            // Everything else describes the former process. Its descriptors are gone, and perhaps in
+            // use for something else.
+            std::mem::forget(capture);
+            std::mem::forget(std::mem::take(self));
+            dipole_link::fork::begin_incarnation();
+            unblock_signals(&former);
+            return Ok(Outcome::Restored(environment));
+        }
+        capture.send_unwritten();
+        unblock_signals(&former);
+        match capture.forked {
+            0 => {
+                if let Some(ended) = capture.ended.take() {
+                    wait_until_written(ended, &image)?;
+                }
+                Ok(Outcome::Continued)
+            }
+            error => Err(starting(io::Error::from_raw_os_error(error))),
+        }
+    }
+
+    /// Selects the image that the next one builds on, and protects the memory.
+    fn plan(&mut self, store: &Store, header: &Header) -> (Option<Progress>, Option<Choice>) {
+        let Some((progress, unwritten)) = self.advance() else {
+            self.history.clear();
+            return (None, None);
+        };
+        let bytes = |path: &Path| Some(fs::metadata(path).ok()?.len());
+        let choice = self.history.choose(&unwritten, bytes);
+        let identity = header.identity;
+        let own = Base {
+            set: identity.set,
+            id: header.id,
+        };
+        let path = store.path(identity, choice.as_ref().map(|choice| choice.base.set));
+        // Noted even if the image is never written: its pages are protected.
+        self.history.push((own, path), choice.as_ref(), unwritten);
+        (Some(progress), choice)
+    }
+
+    /// Protects the pages that were written. Returns the others.
+    fn advance(&mut self) -> Option<(Progress, Ranges)> {
+        if let Tracking::Unused = self.tracking {
+            self.tracking = match Tracker::new() {
+                Ok(tracker) => Tracking::Active(tracker),
+                Err(_) => Tracking::Unavailable,
+            };
+        }
+        let Tracking::Active(tracker) = &self.tracking else {
+            return None;
+        };
+        let advance = || -> io::Result<(Progress, Ranges)> {
+            let pages = Pages::open()?;
+            let (tracked, unwritten) = tracker.advance(&pages)?;
+            Ok((Progress { pages, tracked }, unwritten))
+        };
+        let advanced = advance().ok();
+        if advanced.is_none() {
+            self.tracking = Tracking::Unavailable;
+        }
+        advanced
+    }
+}
+
+/// The pages of this process, and its memory of which the kernel reports what is written.
+#[derive(Debug)]
+struct Progress {
+    pages: Pages,
+    tracked: Ranges,
+}
+
+fn header(identity: Identity, ignored: &[PathBuf]) -> Result<Header, CaptureError> {
+    let read = system("reading /proc");
+    let name = fs::read_to_string("/proc/self/comm").map_err(&read)?;
+    let mut id = [0; 8];
+    rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
+        .map_err(|cause| system("drawing a random number")(cause.into()))?;
+    Ok(Header {
+        identity,
+        id: u64::from_ne_bytes(id),
+        base: None,
+        name: name.trim_end().to_owned(),
+        directory: std::env::current_dir().map_err(&read)?,
+        machine: Machine::current().map_err(&read)?,
+        thread: Thread::default(),
+        layout: layout().map_err(&read)?,
+        signals: (1..=SIGNALS).map(signal_action).collect(),
+        files: open_files(ignored).map_err(CaptureError::Unsupported)?,
+        mappings: Vec::new(),
+        hashes: Vec::new(),
+        own: Vec::new(),
+    })
 }
 
 struct Capture<'a> {
@@ -118,6 +236,25 @@ struct Capture<'a> {
     forked: i32,
     /// The writer of the image closes its end of this pipe when it ends, if it is waited for.
     ended: Option<(PipeReader, PipeWriter)>,
+    choice: Option<Choice>,
+    progress: Option<Progress>,
+    /// Carries the pages that were not written to the writer of the image.
+    transfer: Option<Transfer>,
+    scratch: Scratch,
+}
+
+impl Capture<'_> {
+    /// Sends the pages with the same content as in the base to the writer of the image. If that fails,
+    /// the writer gets nothing and reports it.
+    fn send_unwritten(&mut self) {
+        let transfer = self.transfer.take();
+        if let (Some(transfer), Some(progress), Some(choice)) =
+            (transfer, &self.progress, &self.choice)
+            && let Ok(unwritten) = progress.pages.unwritten()
+        {
+            let _sent = transfer.send(&choice.unwritten.intersect(&unwritten));
+        }
+    }
 }
 
 /// Waits until the writer of an image has ended.
@@ -195,20 +332,14 @@ fn heap_end() -> u64 {
     end.addr() as u64
 }
 
-/// Forks a child that forks the writer and ends. Runs with all signals blocked.
+/// Forks a child that starts the writer and ends. Runs with all signals blocked.
 extern "C" fn fork_writer(stack: u64, resume: u64, argument: *mut c_void) {
     // SAFETY: `take` passes a pointer to its `Capture`, which nothing else uses during the call.
     let capture = unsafe { &mut *argument.cast::<Capture<'_>>() };
     capture.header.thread = thread(stack, resume);
     // SAFETY: the C library makes its own state consistent in the child, which never returns.
     match unsafe { libc::fork() } {
-        0 => {
-            // SAFETY: as above.
-            match unsafe { libc::fork() } {
-                0 => write_and_exit(capture),
-                child => exit(i32::from(child < 0)),
-            }
-        }
+        0 => start_writer(capture.scratch.stack(), argument),
         child if child > 0 => {
             let mut status = 0;
             // SAFETY: waits for the child, and writes its status.
@@ -227,39 +358,50 @@ extern "C" fn fork_writer(stack: u64, resume: u64, argument: *mut c_void) {
     }
 }
 
+/// Starts the writer with the memory of this child, and ends this child. It writes to no memory but
+/// its stack.
+fn start_writer(stack: *mut c_void, argument: *mut c_void) -> ! {
+    // SAFETY: at the end of this child the kernel must not write to the memory that the writer then
+    // has alone. The writer gets a stack that nothing else uses; this child ends, and until then uses
+    // only its own stack.
+    let writer = unsafe {
+        libc::syscall(libc::SYS_set_tid_address, 0);
+        libc::syscall(libc::SYS_set_robust_list, 0, 3 * size_of::<u64>());
+        let flags = libc::CLONE_VM | libc::SIGCHLD;
+        libc::clone(write_image, stack, flags, argument)
+    };
+    exit(i32::from(writer < 0))
+}
+
 fn exit(status: i32) -> ! {
     // SAFETY: ends the child without running handlers of the program.
     unsafe { libc::_exit(status) }
 }
 
-/// Writes the image, and ends this child.
-fn write_and_exit(capture: &mut Capture<'_>) -> ! {
+/// Writes the image, and ends this process.
+extern "C" fn write_image(argument: *mut c_void) -> c_int {
+    // SAFETY: a pointer to the `Capture` of `take`, which is in memory that this process now has alone.
+    let capture = unsafe { &mut *argument.cast::<Capture<'_>>() };
     if capture.ended.is_none() {
-        // The child computes while the program leaves a core idle.
-        // SAFETY: the call changes only the priority of this child.
+        // This process computes while the program leaves a core idle.
+        // SAFETY: the call changes only the priority of this process.
         unsafe { libc::nice(10) };
+    }
+    // Until the copy is made, only the scratch memory may be written.
+    if let Some(progress) = &capture.progress {
+        capture.scratch.find_own_pages(&progress.tracked);
+    }
+    // SAFETY: the copy makes system calls only.
+    let frozen = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+    if frozen == 0 {
+        stand_still();
     }
     // The program has allocated and freed since `layout`. If the heap ended elsewhere in the image, the
     // kernel would take its growth for a reduction, and the C library would use memory that is not there.
     capture.header.layout.heap.1 = heap_end();
-    // SAFETY: as for `fork_writer`; the copy makes system calls only.
-    let frozen = unsafe { libc::fork() };
-    if frozen == 0 {
-        // SAFETY: the copy must not outlive the writer, and must not keep files open.
-        unsafe {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            libc::syscall(libc::SYS_close_range, 0, u32::MAX, 0);
-            loop {
-                libc::kill(libc::getpid(), libc::SIGSTOP);
-            }
-        }
-    }
+    let frozen = i32::try_from(frozen).unwrap_or(-1);
     let written = match frozen {
-        1.. => {
-            let ended = capture.ended.as_ref().map(|(_, own)| own.as_raw_fd());
-            capture.part.close_others(ended);
-            wait_until_stopped(frozen).and_then(|()| write_memory(capture, frozen))
-        }
+        1.. => write(capture, frozen),
         _ => Err(io::Error::last_os_error()),
     };
     let written = written.and_then(|()| capture.part.commit());
@@ -268,7 +410,7 @@ fn write_and_exit(capture: &mut Capture<'_>) -> ! {
         let _removed = capture.store.prune(KEPT);
     }
     if frozen > 0 {
-        // SAFETY: ends and reaps the copy that was forked above.
+        // SAFETY: ends and reaps the copy that was made above.
         unsafe {
             libc::kill(frozen, libc::SIGKILL);
             libc::waitpid(frozen, std::ptr::null_mut(), 0);
@@ -286,138 +428,30 @@ fn write_and_exit(capture: &mut Capture<'_>) -> ! {
     exit(i32::from(written.is_err()))
 }
 
-/// Waits until the copy stands still. Until then the C library still completes its fork: it unlocks
-/// what it had locked for it.
-fn wait_until_stopped(frozen: i32) -> io::Result<()> {
-    let mut status = 0;
-    // SAFETY: waits for the child, and writes its status.
-    while unsafe { libc::waitpid(frozen, &raw mut status, libc::WUNTRACED) } < 0 {
-        let cause = io::Error::last_os_error();
-        if cause.kind() != io::ErrorKind::Interrupted {
-            return Err(cause);
+/// Keeps the memory of this process until the writer of the image ends.
+fn stand_still() -> ! {
+    // SAFETY: the copy must not outlive the writer, and must not keep files open.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        libc::syscall(libc::SYS_close_range, 0, u32::MAX, 0);
+        loop {
+            libc::kill(libc::getpid(), libc::SIGSTOP);
         }
-    }
-    match libc::WIFSTOPPED(status) {
-        true => Ok(()),
-        false => Err(io::Error::other("the copy of the process has ended")),
     }
 }
 
-fn write_memory(capture: &mut Capture<'_>, frozen: i32) -> io::Result<()> {
-    let folder = PathBuf::from(format!("/proc/{frozen}"));
-    let text = fs::read_to_string(folder.join("maps"))?;
-    let mappings = maps::parse(&text).ok_or_else(|| io::Error::other("unknown form of maps"))?;
-    if let Some(shared) = mappings
-        .iter()
-        .find(|it| it.is_shared && !it.is_of_kernel() && !it.is_read_only_file())
-    {
-        return Err(io::Error::other(format!(
-            "the program has mapped shared memory ({} at {:x}), which images do not hold",
-            shared.name, shared.start
-        )));
-    }
-    let private = |mapping: &Mapping| !mapping.is_of_kernel();
-    capture.header.mappings = mappings.into_iter().filter(private).collect();
-    let memory = File::open(folder.join("mem"))?;
-    let pages = File::open(folder.join("pagemap"))?;
-    let to = BufWriter::with_capacity(WRITE_BYTES, capture.part.file()?);
-    let mut writer = Writer::begin(to, &capture.header)?;
-    let mut bytes = vec![0; CHUNK_BYTES];
-    for mapping in &capture.header.mappings {
-        let mut runs = Runs::new(mapping, &pages);
-        while let Some((start, length)) = runs.next()? {
-            match memory.read_exact_at(&mut bytes[..length], start) {
-                Ok(()) => write_run(&mut writer, start, &bytes[..length])?,
-                // Pages behind the end of a mapped file have no content.
-                Err(_) if mapping.is_file => {
-                    for at in (0..length).step_by(PAGE_BYTES) {
-                        let page = &mut bytes[..PAGE_BYTES];
-                        let address = start + at as u64;
-                        if memory.read_exact_at(page, address).is_ok() {
-                            write_run(&mut writer, address, page)?;
-                        }
-                    }
-                }
-                Err(cause) => return Err(cause),
-            }
+fn write(capture: &mut Capture<'_>, frozen: i32) -> io::Result<()> {
+    let mut kept: Vec<i32> = Vec::new();
+    kept.extend(capture.ended.as_ref().map(|(_, own)| own.as_raw_fd()));
+    kept.extend(capture.transfer.iter().flat_map(Transfer::receiving));
+    capture.part.close_others(&kept);
+    let base = match (capture.transfer.take(), &capture.choice) {
+        (Some(transfer), Some(choice)) => {
+            Some((choice.base, choice.path.clone(), transfer.receive()?))
         }
-    }
-    writer.end()?;
-    Ok(())
-}
-
-/// Writes a run of pages, without those that are zero.
-fn write_run(writer: &mut Writer<impl io::Write>, start: u64, bytes: &[u8]) -> io::Result<()> {
-    let is_zero = |page: &[u8]| page.iter().all(|byte| *byte == 0);
-    let pages: Vec<&[u8]> = bytes.chunks(PAGE_BYTES).collect();
-    let mut at = 0;
-    for run in pages.chunk_by(|one, next| is_zero(one) == is_zero(next)) {
-        let length = run.len() * PAGE_BYTES;
-        if !is_zero(run[0]) {
-            writer.chunk(start + at as u64, &bytes[at..at + length])?;
-        }
-        at += length;
-    }
-    Ok(())
-}
-
-/// Runs of pages of a mapping that have content, of at most [`CHUNK_BYTES`].
-struct Runs<'a> {
-    next: u64,
-    end: u64,
-    /// Anonymous memory without pages is zero; a file has content everywhere.
-    pages: Option<&'a File>,
-    entries: Vec<u8>,
-    at: usize,
-}
-
-/// The kernel's flags of a page that is in memory, or in swap space.
-const PRESENT: u64 = 1 << 63 | 1 << 62;
-/// Entries that are read at once.
-const ENTRIES: usize = 8192;
-
-impl Runs<'_> {
-    fn new<'a>(mapping: &Mapping, pages: &'a File) -> Runs<'a> {
-        Runs {
-            next: mapping.start,
-            end: mapping.end,
-            pages: (!mapping.is_file).then_some(pages),
-            entries: Vec::new(),
-            at: 0,
-        }
-    }
-
-    fn next(&mut self) -> io::Result<Option<(u64, usize)>> {
-        let mut start = None;
-        while self.next < self.end {
-            let has_content = self.has_content()?;
-            let length = start.map_or(0, |start| self.next - start);
-            match (has_content, start) {
-                (true, None) => start = Some(self.next),
-                (false, Some(_)) => break,
-                _ if length == CHUNK_BYTES as u64 => break,
-                _ => {}
-            }
-            self.next += PAGE_BYTES as u64;
-            self.at += size_of::<u64>();
-        }
-        Ok(start.map(|start| (start, usize::try_from(self.next - start).unwrap_or(0))))
-    }
-
-    fn has_content(&mut self) -> io::Result<bool> {
-        let Some(pages) = self.pages else {
-            return Ok(true);
-        };
-        if self.at >= self.entries.len() {
-            let left = (self.end - self.next) / PAGE_BYTES as u64;
-            let count = usize::try_from(left).unwrap_or(ENTRIES).min(ENTRIES);
-            self.entries.resize(count * size_of::<u64>(), 0);
-            let position = self.next / PAGE_BYTES as u64 * size_of::<u64>() as u64;
-            pages.read_exact_at(&mut self.entries, position)?;
-            self.at = 0;
-        }
-        let mut entry = [0; size_of::<u64>()];
-        (&self.entries[self.at..]).read_exact(&mut entry)?;
-        Ok(u64::from_ne_bytes(entry) & PRESENT != 0)
-    }
+        _ => None,
+    };
+    capture.header.own = capture.scratch.own_pages();
+    let frozen = Frozen::open(frozen, &capture.scratch)?;
+    memory::write(&frozen, &mut capture.header, base, capture.part.file()?)
 }

@@ -3,11 +3,13 @@
 //! ```text
 //! magic (8)  length of the header (4)  its checksum (4)  header (postcard)
 //! address (8)  length (4)  compressed length (4)  checksum (4)  bytes (LZ4)     repeated
+//! address (8)  length (4)  0                      0             zeroed memory   repeated
 //! address 0    0           0                      checksum of all chunk heads
 //! ```
 //!
 //! Numbers are little endian, checksums CRC32C. Whatever is damaged is refused before any of it is
-//! used.
+//! used. Memory without a chunk is as in the image that this one builds on; in a full image it is
+//! zero.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -23,11 +25,13 @@ use crate::machine::Machine;
 use crate::maps::Mapping;
 
 /// The version is part of it.
-const MAGIC: &[u8; 8] = b"dipole\0\x01";
+const MAGIC: &[u8; 8] = b"dipole\0\x02";
 /// Longest header: about a thousand bytes for each mapping or file with the longest path.
 const MAX_HEADER_BYTES: usize = 64 << 20;
 /// Longest chunk of memory.
 pub(crate) const CHUNK_BYTES: usize = 1 << 20;
+/// Longest range of zeroed memory: its length has 32 bits.
+const ZERO_BYTES: u64 = 1 << 30;
 /// The addresses that programs can have on 64-bit systems.
 const MAX_ADDRESS: u64 = 1 << 47;
 pub(crate) const PAGE_BYTES: usize = 4096;
@@ -41,6 +45,23 @@ pub struct Identity {
     pub rank: u32,
     /// Number of ranks.
     pub size: u32,
+}
+
+/// The image that another one builds on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Base {
+    /// Its set.
+    pub(crate) set: u64,
+    /// Its number.
+    pub(crate) id: u64,
+}
+
+/// Content of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content<'a> {
+    Bytes(&'a [u8]),
+    /// So many zeros.
+    Zeros(u64),
 }
 
 /// Registers of the thread, and its entries in the kernel.
@@ -79,6 +100,9 @@ pub(crate) type SignalAction = [u64; 4];
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Header {
     pub(crate) identity: Identity,
+    /// Random number, by which images that build on this one identify it.
+    pub(crate) id: u64,
+    pub(crate) base: Option<Base>,
     /// Working directory.
     pub(crate) directory: PathBuf,
     /// Short name of the process.
@@ -90,6 +114,12 @@ pub(crate) struct Header {
     pub(crate) signals: Vec<SignalAction>,
     pub(crate) files: Vec<OpenFile>,
     pub(crate) mappings: Vec<Mapping>,
+    /// For each mapping of a file the hash of its content, else 0. By it the next image recognizes what
+    /// has not changed: the kernel does not report it for files.
+    pub(crate) hashes: Vec<u128>,
+    /// Ranges of pages that the child wrote after the fork: here they can differ from those of the
+    /// program, so an image that builds on this one must hold them.
+    pub(crate) own: Vec<(u64, u64)>,
 }
 
 /// Why an image cannot be read.
@@ -110,6 +140,30 @@ pub enum ImageError {
         path: PathBuf,
         /// The part that is wrong.
         what: &'static str,
+    },
+    /// An image that this one builds on is missing.
+    #[error(
+        "{} is of no use: it has only the changes since checkpoint {base}, whose image of this rank is \
+         missing",
+        .path.display()
+    )]
+    BaseMissing {
+        /// The file.
+        path: PathBuf,
+        /// The set with the missing image.
+        base: u64,
+    },
+    /// An image does not belong to the one that builds on it.
+    #[error(
+        "{} is of no use: it has only the changes since another image than {}",
+        .path.display(),
+        .base.display()
+    )]
+    OtherBase {
+        /// The file.
+        path: PathBuf,
+        /// The file that was found in place of its base.
+        base: PathBuf,
     },
     /// Another user could have written the file.
     #[error(
@@ -161,6 +215,24 @@ impl<W: Write> Writer<W> {
         self.heads = add(self.heads, &head);
         self.to.write_all(&head)?;
         self.to.write_all(&self.compressed[..length])
+    }
+
+    /// Writes that memory is zero.
+    pub(crate) fn zeros(&mut self, address: u64, length: u64) -> io::Result<()> {
+        let mut at = 0;
+        while at < length {
+            let part = (length - at).min(ZERO_BYTES);
+            let head = Head {
+                address: address + at,
+                length: u32::try_from(part).map_err(io::Error::other)?,
+                ..Head::default()
+            };
+            let head = head.encode();
+            self.heads = add(self.heads, &head);
+            self.to.write_all(&head)?;
+            at += part;
+        }
+        Ok(())
     }
 
     /// Ends the image.
@@ -276,8 +348,10 @@ impl Image {
     /// The image is damaged.
     pub fn verify(mut self) -> Result<u64, ImageError> {
         let mut bytes = 0;
-        self.read_chunks(&mut |_, chunk| {
-            bytes += chunk.len() as u64;
+        self.read_chunks(&mut |_, content| {
+            if let Content::Bytes(chunk) = content {
+                bytes += chunk.len() as u64;
+            }
             Ok(())
         })?;
         Ok(bytes)
@@ -286,7 +360,7 @@ impl Image {
     /// Reads all chunks of memory, with their addresses.
     pub(crate) fn read_chunks(
         &mut self,
-        take: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
+        take: &mut dyn FnMut(u64, Content<'_>) -> io::Result<()>,
     ) -> Result<(), ImageError> {
         read_chunks(&mut self.from, &self.header, take).map_err(|cause| refused(&self.path, cause))
     }
@@ -376,13 +450,19 @@ fn check(header: &Header) -> Result<(), &'static str> {
     if identity.rank >= identity.size {
         return Err("its rank does not exist");
     }
+    if header.base.is_some_and(|base| base.set >= identity.set) {
+        return Err("it builds on an image that is not older");
+    }
+    if header.hashes.len() != header.mappings.len() {
+        return Err("hashes are missing");
+    }
     Ok(())
 }
 
 fn read_chunks(
     from: &mut impl Read,
     header: &Header,
-    take: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
+    take: &mut dyn FnMut(u64, Content<'_>) -> io::Result<()>,
 ) -> Result<(), Refusal> {
     let most = lz4_flex::block::get_maximum_output_size(CHUNK_BYTES);
     let (mut compressed, mut bytes) = (vec![0; most], vec![0; CHUNK_BYTES]);
@@ -403,7 +483,12 @@ fn read_chunks(
         }
         heads = add(heads, &encoded);
         let (length, stored) = (head.length as usize, head.compressed as usize);
-        if length == 0 || length > CHUNK_BYTES || stored > most {
+        let is_zero = stored == 0 && header.base.is_some();
+        let longest = match is_zero {
+            true => usize::try_from(ZERO_BYTES).unwrap_or(CHUNK_BYTES),
+            false => CHUNK_BYTES,
+        };
+        if length == 0 || length > longest || stored > most {
             return Err(Refusal::Damaged("the length of a chunk is wrong"));
         }
         let last = head.address.checked_add(length as u64);
@@ -413,6 +498,14 @@ fn read_chunks(
             return Err(Refusal::Damaged("a chunk is outside of its memory"));
         }
         end = last.unwrap_or(u64::MAX);
+        if is_zero {
+            let pages = head.address | u64::from(head.length);
+            if head.checksum != 0 || !pages.is_multiple_of(PAGE_BYTES as u64) {
+                return Err(Refusal::Damaged("a chunk without content is malformed"));
+            }
+            take(head.address, Content::Zeros(u64::from(head.length)))?;
+            continue;
+        }
         from.read_exact(&mut compressed[..stored])?;
         if crc32c(&compressed[..stored]) != head.checksum {
             return Err(Refusal::Damaged("the checksum of a chunk is wrong"));
@@ -421,7 +514,7 @@ fn read_chunks(
         if !written.is_ok_and(|written| written == length) {
             return Err(Refusal::Damaged("a chunk cannot be decompressed"));
         }
-        take(head.address, &bytes[..length])?;
+        take(head.address, Content::Bytes(&bytes[..length]))?;
     }
 }
 
@@ -436,12 +529,12 @@ pub fn is_intact(mut bytes: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    fn header() -> Header {
+    pub(crate) fn header() -> Header {
         let mapping = |start: u64, end: u64| Mapping {
             start,
             end,
@@ -456,6 +549,8 @@ mod tests {
                 rank: 2,
                 size: 4,
             },
+            id: 7,
+            base: None,
             directory: "/".into(),
             name: "program".to_owned(),
             machine: Machine::current().expect("proc is mounted"),
@@ -464,6 +559,8 @@ mod tests {
             signals: vec![[0; 4]; 64],
             files: Vec::new(),
             mappings: vec![mapping(0x1000, 0x9000), mapping(0x20_0000, 0x60_0000)],
+            hashes: vec![0; 2],
+            own: Vec::new(),
         }
     }
 
@@ -484,8 +581,10 @@ mod tests {
         let read = read_header(&mut from).unwrap_or_else(|_| panic!("intact"));
         assert_eq!(read, header());
         let mut found = Vec::new();
-        let whole = read_chunks(&mut from, &read, &mut |address, bytes| {
-            found.push((address, bytes.to_vec()));
+        let whole = read_chunks(&mut from, &read, &mut |address, content| {
+            if let Content::Bytes(bytes) = content {
+                found.push((address, bytes.to_vec()));
+            }
             Ok(())
         });
         assert!(whole.is_ok());
@@ -504,6 +603,23 @@ mod tests {
         let mut header = header();
         header.mappings.swap(0, 1);
         assert!(check(&header).is_err());
+    }
+
+    #[test]
+    fn zeroed_memory_belongs_to_images_that_build_on_others() {
+        let base = Base { set: 1, id: 3 };
+        for (set, base, is_accepted) in [
+            (2, Some(base), true),
+            (2, None, false),
+            (1, Some(base), false),
+        ] {
+            let mut header = header();
+            (header.identity.set, header.base) = (set, base);
+            let mut writer = Writer::begin(Vec::new(), &header).expect("memory");
+            writer.chunk(0x1000, &[1; 0x1000]).expect("memory");
+            writer.zeros(0x20_0000, 0x40_0000).expect("memory");
+            assert_eq!(is_intact(&writer.end().expect("memory")), is_accepted);
+        }
     }
 
     #[test]

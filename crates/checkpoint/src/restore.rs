@@ -14,11 +14,12 @@ use std::ffi::c_void;
 use std::fs;
 use std::io;
 
+use crate::chain::Chain;
 use crate::context::{Step, code_bytes, run_steps};
 use crate::descriptors;
 use crate::error::RestoreError;
 use crate::handover::Handover;
-use crate::image::{Header, Image, Layout, PAGE_BYTES};
+use crate::image::{Content, Header, Layout, PAGE_BYTES};
 use crate::machine::Machine;
 use crate::maps::{self, Mapping};
 use crate::thread::{RSEQ_SIGNATURE, SIGNALS, block_signals, rseq_area};
@@ -36,29 +37,29 @@ fn system(doing: &'static str) -> impl Fn(io::Error) -> RestoreError {
     move |cause| RestoreError::System { doing, cause }
 }
 
-/// Replaces this process by the one in an image, which continues in [`take`](crate::take) and gets
+/// Replaces this process by the one in the last image of a chain, which continues in [`take`](crate::take) and gets
 /// `environment` there. The process must have no other thread. Standard input, output and error and
 /// the limits stay those of this process.
 ///
 /// # Errors
-/// The image is damaged or needs another machine, or a file that was open does not exist any more.
+/// An image is damaged or needs another machine, or a file that was open does not exist any more.
 pub fn restore(
-    mut image: Image,
+    mut images: Chain,
     environment: &[(String, String)],
 ) -> Result<Infallible, RestoreError> {
     let machine = Machine::current().map_err(system("reading /proc"))?;
-    let accepted = machine.accept(&image.header.machine);
+    let accepted = machine.accept(&images.header().machine);
     accepted.map_err(|reason| RestoreError::Machine {
-        path: image.path().to_owned(),
+        path: images.path().to_owned(),
         reason,
     })?;
-    let header = image.header.clone();
+    let header = images.header().clone();
     std::env::set_current_dir(&header.directory)
         .map_err(system("changing to the directory of the image"))?;
     let range = Range::reserve(&header, &machine)?;
-    range.fill(&mut image, &header)?;
+    range.fill(&mut images, &header)?;
     // From here on this process uses no other file.
-    drop(image);
+    drop(images);
     descriptors::open_again(&header.files).map_err(system("opening the files of the image"))?;
     let steps = Steps::new(&header, &machine, &range, environment);
     range.jump(&header, steps)
@@ -110,7 +111,7 @@ impl Range {
     }
 
     /// Writes the memory of the image.
-    fn fill(&self, image: &mut Image, header: &Header) -> Result<(), RestoreError> {
+    fn fill(&self, images: &mut Chain, header: &Header) -> Result<(), RestoreError> {
         for (mapping, place) in header.mappings.iter().zip(&self.staged) {
             let growth = match mapping.is_stack() {
                 true => libc::MAP_GROWSDOWN,
@@ -118,15 +119,29 @@ impl Range {
             };
             map(*place, mapping.bytes(), growth).map_err(system("mapping memory for the image"))?;
         }
-        image.read_chunks(&mut |address, bytes| {
-            let at = header
+        images.read_chunks(&mut |address, content| {
+            let length = match content {
+                Content::Bytes(bytes) => bytes.len() as u64,
+                Content::Zeros(length) => length,
+            };
+            let first = header
                 .mappings
                 .partition_point(|mapping| mapping.end <= address);
-            let place = self.staged[at] + (address - header.mappings[at].start);
-            let to = std::ptr::with_exposed_provenance_mut::<u8>(place as usize);
-            // SAFETY: the reader has checked that the chunk is inside of a mapping, whose memory was
-            // just mapped at `staged` and is used by nothing else.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+            let mappings = header.mappings.iter().zip(&self.staged).skip(first);
+            // The process may have unmapped a part of what an earlier image has.
+            for (mapping, place) in mappings.take_while(|it| it.0.start < address + length) {
+                let start = mapping.start.max(address);
+                let end = mapping.end.min(address + length);
+                let part = match content {
+                    Content::Bytes(bytes) => {
+                        Content::Bytes(&bytes[(start - address) as usize..(end - address) as usize])
+                    }
+                    Content::Zeros(_) => Content::Zeros(end - start),
+                };
+                // SAFETY: the part is inside of the mapping, whose memory was just mapped at `place`
+                // with the same length, and is used by nothing else.
+                unsafe { write(place + (start - mapping.start), part)? };
+            }
             Ok(())
         })?;
         Ok(())
@@ -209,6 +224,29 @@ fn map(at: u64, length: u64, flags: i32) -> io::Result<()> {
     match mapped {
         libc::MAP_FAILED => Err(io::Error::last_os_error()),
         _ => Ok(()),
+    }
+}
+
+/// Writes to memory of [`map`].
+///
+/// # Safety
+/// The memory must be as long as the content, and used by nothing else.
+unsafe fn write(at: u64, content: Content<'_>) -> io::Result<()> {
+    let to = std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
+    match content {
+        Content::Bytes(bytes) => {
+            // SAFETY: as the caller guarantees.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+            Ok(())
+        }
+        // Writing zeros would use memory for them.
+        Content::Zeros(length) => {
+            // SAFETY: as the caller guarantees; private anonymous memory is zero afterwards.
+            match unsafe { libc::madvise(to.cast(), length as usize, libc::MADV_DONTNEED) } {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        }
     }
 }
 

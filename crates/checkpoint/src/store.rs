@@ -2,17 +2,18 @@
 //!
 //! ```text
 //! JOB/job.json                    how the job was started
-//! JOB/set-3/rank-0-of-4.image     one image for each rank
-//! JOB/set-3/rank-1-of-4.part      still being written
+//! JOB/set-3/rank-0-of-4.image             one image for each rank
+//! JOB/set-3/rank-1-of-4-after-2.image     this one builds on that of set 2
+//! JOB/set-3/rank-2-of-4.part              still being written
 //! JOB/request                     for a checkpoint
 //! JOB/migration-*                 notes of a migration
 //! ```
 //!
-//! The names alone decide whether a set is complete: an image gets its name when all of it is on
-//! the disk. So nothing needs to be committed for the set as a whole, and no crash can leave half a
-//! set that looks complete.
+//! The names alone decide whether a set is complete ([`Set`]): an image gets its name when all of it
+//! is on the disk. So nothing needs to be committed for the set as a whole, and no crash can leave
+//! half a set that looks complete.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -22,6 +23,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use crate::image::Identity;
+use crate::sets::{Listing, Name, Set};
 
 /// A file in the folder that requests a checkpoint.
 const REQUEST: &str = "request";
@@ -49,25 +51,6 @@ pub(crate) fn failed(path: &Path) -> impl Fn(io::Error) -> StoreError {
     }
 }
 
-/// The images of one checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Set {
-    /// Counted from 1.
-    pub number: u64,
-    /// Number of ranks of the job.
-    pub size: u32,
-    /// Ranks whose images are complete.
-    pub ranks: BTreeSet<u32>,
-}
-
-impl Set {
-    /// True if the job can be restarted from it.
-    #[must_use]
-    pub fn is_complete(&self) -> bool {
-        self.size > 0 && self.ranks.len() == self.size as usize
-    }
-}
-
 impl Store {
     /// The checkpoints in a folder, which need not exist yet.
     #[must_use]
@@ -85,12 +68,25 @@ impl Store {
         self.folder.join(format!("set-{set}"))
     }
 
-    /// The path of a complete image.
+    /// The path of a complete image. If it or one on which it builds is missing, the path that a full one
+    /// would have.
     #[must_use]
     pub fn image(&self, identity: Identity) -> PathBuf {
         let Identity { set, rank, size } = identity;
-        self.set_folder(set)
-            .join(format!("rank-{rank}-of-{size}.image"))
+        let found = self.listing().ok();
+        let found = found.and_then(|listing| listing.image(set, rank, size));
+        self.path(identity, found.and_then(|name| name.base))
+    }
+
+    /// The path of an image that builds on that of another set, or on none.
+    pub(crate) fn path(&self, identity: Identity, base: Option<u64>) -> PathBuf {
+        let name = Name {
+            rank: identity.rank,
+            size: identity.size,
+            base,
+            is_complete: true,
+        };
+        self.set_folder(identity.set).join(name.to_string())
     }
 
     /// Requests a checkpoint of the running job.
@@ -108,21 +104,19 @@ impl Store {
         fs::remove_file(self.folder.join(REQUEST)).is_ok()
     }
 
-    /// True while an image is being written.
-    #[must_use]
-    pub fn is_being_written(&self, identity: Identity) -> bool {
-        self.image(identity).with_extension("part").exists()
-    }
-
-    /// Begins an image.
-    pub(crate) fn begin(&self, identity: Identity) -> Result<PartFile, StoreError> {
+    /// Begins an image that builds on that of another set, or on none.
+    pub(crate) fn begin(
+        &self,
+        identity: Identity,
+        base: Option<u64>,
+    ) -> Result<PartFile, StoreError> {
         let folder = self.set_folder(identity.set);
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&folder)
             .map_err(failed(&folder))?;
-        let image = self.image(identity);
+        let image = self.path(identity, base);
         let path = image.with_extension("part");
         let file = OpenOptions::new()
             .write(true)
@@ -140,13 +134,31 @@ impl Store {
     /// # Errors
     /// The folder cannot be read. A folder that does not exist has no sets.
     pub fn sets(&self) -> Result<Vec<Set>, StoreError> {
-        let mut sets = Vec::new();
+        Ok(self.listing()?.sets())
+    }
+
+    fn listing(&self) -> Result<Listing, StoreError> {
+        let mut listing = Listing::default();
         for (number, folder) in self.set_folders()? {
-            let entries = fs::read_dir(&folder).map_err(failed(&folder))?;
+            let entries = match fs::read_dir(&folder) {
+                // Another process has just removed it.
+                Err(cause) if cause.kind() == io::ErrorKind::NotFound => continue,
+                entries => entries.map_err(failed(&folder))?,
+            };
             let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-            sets.extend(set(number, names));
+            let names = names.filter_map(|name| Name::parse(&name)).collect();
+            listing.0.insert(number, names);
         }
-        Ok(sets)
+        Ok(listing)
+    }
+
+    /// The highest number of a set, complete or not; 0 without any.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn highest(&self) -> Result<u64, StoreError> {
+        let folders = self.set_folders()?;
+        Ok(folders.into_keys().next_back().unwrap_or(0))
     }
 
     /// The newest complete set.
@@ -157,22 +169,33 @@ impl Store {
         Ok(self.sets()?.into_iter().rfind(Set::is_complete))
     }
 
-    /// Removes the complete sets before the newest `keep`, and incomplete ones before those.
-    /// Returns the numbers of the removed sets.
+    /// Removes the complete sets before the newest `keep`, and incomplete ones before those, except
+    /// for images that newer ones build on. Returns the numbers of sets of which nothing is left.
     ///
     /// # Errors
-    /// A folder cannot be removed.
+    /// An image or a folder cannot be removed.
     pub fn prune(&self, keep: usize) -> Result<Vec<u64>, StoreError> {
-        let sets = self.sets()?;
-        let complete = sets.iter().rev().filter(|set| set.is_complete());
-        let Some(oldest) = complete.take(keep).last().map(|set| set.number) else {
-            return Ok(Vec::new());
-        };
+        let listing = self.listing()?;
         let mut removed = Vec::new();
-        for (number, folder) in self.set_folders()? {
-            if number < oldest {
-                fs::remove_dir_all(&folder).map_err(failed(&folder))?;
+        for (number, names) in listing.removable(keep).0 {
+            let folder = self.set_folder(number);
+            // Other processes may remove the same images.
+            let ignore_missing = |done: io::Result<()>| match done {
+                Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(()),
+                done => done,
+            };
+            if listing
+                .0
+                .get(&number)
+                .is_some_and(|all| all.len() == names.len())
+            {
+                ignore_missing(fs::remove_dir_all(&folder)).map_err(failed(&folder))?;
                 removed.push(number);
+                continue;
+            }
+            for name in names {
+                let path = folder.join(name.to_string());
+                ignore_missing(fs::remove_file(&path)).map_err(failed(&path))?;
             }
         }
         Ok(removed)
@@ -191,29 +214,6 @@ impl Store {
     }
 }
 
-/// The set that files with these names form.
-fn set(number: u64, names: impl Iterator<Item = String>) -> Option<Set> {
-    let parse = |name: &str| -> Option<(u32, u32)> {
-        let name = name.strip_prefix("rank-")?.strip_suffix(".image")?;
-        let (rank, size) = name.split_once("-of-")?;
-        let (rank, size) = (rank.parse().ok()?, size.parse().ok()?);
-        (rank < size).then_some((rank, size))
-    };
-    let images: Vec<(u32, u32)> = names.filter_map(|name| parse(&name)).collect();
-    let size = images.first()?.1;
-    // Images of jobs of different sizes belong to no set.
-    let size = if images.iter().all(|image| image.1 == size) {
-        size
-    } else {
-        0
-    };
-    Some(Set {
-        number,
-        size,
-        ranks: images.into_iter().map(|(rank, _)| rank).collect(),
-    })
-}
-
 /// An image that is being written.
 #[derive(Debug)]
 pub(crate) struct PartFile {
@@ -227,10 +227,10 @@ impl PartFile {
         self.file.try_clone()
     }
 
-    /// Closes all descriptors of this process but this file, standard error and `kept`.
-    pub(crate) fn close_others(&self, kept: Option<RawFd>) {
+    /// Closes all descriptors of this process but this file, standard error and those in `kept`.
+    pub(crate) fn close_others(&self, kept: &[RawFd]) {
         let mut open = vec![libc::STDERR_FILENO, self.file.as_raw_fd()];
-        open.extend(kept);
+        open.extend_from_slice(kept);
         open.sort_unstable();
         let mut first = 0;
         for number in open.into_iter().map(i32::unsigned_abs).chain([u32::MAX]) {
@@ -241,6 +241,11 @@ impl PartFile {
             }
             first = number.saturating_add(1);
         }
+    }
+
+    /// The path that the image gets.
+    pub(crate) fn image(&self) -> &Path {
+        &self.image
     }
 
     /// Gives the image its name, once all of it is on the disk. If newer sets were complete before,
@@ -270,7 +275,11 @@ mod tests {
     }
 
     fn write(store: &Store, set: u64, rank: u32) {
-        store.begin(identity(set, rank)).unwrap().commit().unwrap();
+        store
+            .begin(identity(set, rank), None)
+            .unwrap()
+            .commit()
+            .unwrap();
     }
 
     #[test]
@@ -283,7 +292,7 @@ mod tests {
         write(&store, 1, 1);
         assert_eq!(store.newest().unwrap().map(|set| set.number), Some(1));
         write(&store, 2, 1);
-        let part = store.begin(identity(2, 0)).unwrap();
+        let part = store.begin(identity(2, 0), None).unwrap();
         assert_eq!(store.newest().unwrap().map(|set| set.number), Some(1));
         part.commit().unwrap();
         assert_eq!(store.newest().unwrap().map(|set| set.number), Some(2));
@@ -305,28 +314,5 @@ mod tests {
         assert_eq!(store.prune(2).unwrap(), [1, 2, 3]);
         let left: Vec<u64> = store.sets().unwrap().iter().map(|set| set.number).collect();
         assert_eq!(left, [4, 5, 6]);
-    }
-
-    #[test]
-    fn names_that_do_not_belong_to_one_job_form_no_complete_set() {
-        let named = |names: &[&str]| {
-            let names = names.iter().map(|name| (*name).to_owned());
-            set(1, names).is_some_and(|set| set.is_complete())
-        };
-        assert!(named(&["rank-0-of-1.image"]));
-        assert!(named(&[
-            "rank-0-of-2.image",
-            "rank-1-of-2.image",
-            "rank-1-of-2.part"
-        ]));
-        for names in [
-            &["rank-0-of-2.image", "rank-1-of-3.image"][..],
-            &["rank-0-of-2.image", "rank-1-of-2.part"],
-            &["rank-1-of-1.image"],
-            &["rank-x-of-1.image"],
-            &[],
-        ] {
-            assert!(!named(names), "{names:?}");
-        }
     }
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use clap::Args;
-use dipole_checkpoint::{Image, restore};
+use dipole_checkpoint::{Chain, restore};
 use dipole_naming::environment;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{
@@ -136,8 +136,8 @@ fn continue_from(rank: u32, image: &Path) -> ExitCode {
         name.starts_with("DIPOLE_").then_some((name, value))
     };
     let environment: Vec<_> = std::env::vars_os().filter_map(ours).collect();
-    let error = match Image::open(image) {
-        Ok(image) => match restore(image, &environment) {
+    let error = match Chain::open(image) {
+        Ok(images) => match restore(images, &environment) {
             Err(error) => error.to_string(),
         },
         Err(error) => error.to_string(),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use dipole_checkpoint::{Identity, Image, Set, Store};
+use dipole_checkpoint::{Chain, Identity, Image, Set, Store};
 use serde_json::json;
 
 use crate::output::Failure;
@@ -37,7 +37,7 @@ pub(crate) struct CheckpointsArgs {
     /// Read all images, and check that none is damaged
     #[arg(long)]
     verify: bool,
-    /// Remove all but the newest N complete checkpoints of each job
+    /// Remove all but the newest N complete checkpoints of each job, and the images on which these build
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     prune: Option<u32>,
 }
@@ -85,6 +85,7 @@ pub(crate) fn list(
     let folder = args.place.folder()?;
     let jobs = jobs(&folder, args.job.as_deref())?;
     let mut all_intact = true;
+    let mut verified = BTreeMap::new();
     for (name, store) in &jobs {
         if let Some(keep) = args.prune {
             let removed = store.prune(keep as usize)?;
@@ -97,7 +98,7 @@ pub(crate) fn list(
         }
         for set in store.sets()? {
             let damaged = match args.verify {
-                true => damaged(store, &set),
+                true => damaged(store, &set, &mut verified),
                 false => Vec::new(),
             };
             all_intact &= damaged.is_empty();
@@ -128,7 +129,7 @@ fn print_set(
     if is_json {
         let line = json!({
             "job": job, "checkpoint": set.number, "ranks": set.size, "images": set.ranks.len(),
-            "bytes": bytes, "complete": complete, "damaged": damaged,
+            "bytes": bytes, "complete": complete, "builds_on": set.bases, "damaged": damaged,
         });
         writeln!(out, "{line}")?;
         return Ok(());
@@ -139,7 +140,15 @@ fn print_set(
         (false, _) => format!("{} of {} images", set.ranks.len(), set.size),
     };
     let (number, size, mib) = (set.number, set.size, bytes.div_ceil(1 << 20));
-    writeln!(out, "{job}/{number}  {size} ranks  {mib} MiB  {state}")?;
+    let bases = match (set.bases.first(), set.bases.last()) {
+        (Some(first), Some(last)) if first < last => format!(", changes since {first} to {last}"),
+        (Some(only), _) => format!(", changes since {only}"),
+        _ => String::new(),
+    };
+    writeln!(
+        out,
+        "{job}/{number}  {size} ranks  {mib} MiB  {state}{bases}"
+    )?;
     for reason in damaged {
         writeln!(out, "    {reason}")?;
     }
@@ -156,11 +165,28 @@ fn images(store: &Store, set: &Set) -> impl Iterator<Item = PathBuf> {
     })
 }
 
-/// Errors of the images of a set.
-fn damaged(store: &Store, set: &Set) -> Vec<String> {
-    let verified = images(store, set).map(|path| Image::open(&path)?.verify());
-    let errors = verified.filter_map(Result::err);
-    errors.map(|error| error.to_string()).collect()
+/// Errors of the images of a set, and of those on which they build. Each image is read once.
+fn damaged(
+    store: &Store,
+    set: &Set,
+    verified: &mut BTreeMap<PathBuf, Option<String>>,
+) -> Vec<String> {
+    let mut errors = Vec::new();
+    for image in images(store, set) {
+        match Chain::open(&image) {
+            Err(error) => errors.push(error.to_string()),
+            Ok(chain) => {
+                for path in chain.paths() {
+                    let outcome = verified.entry(path.to_owned()).or_insert_with(|| {
+                        let verified = Image::open(path).and_then(Image::verify);
+                        verified.err().map(|error| error.to_string())
+                    });
+                    errors.extend(outcome.clone());
+                }
+            }
+        }
+    }
+    errors
 }
 
 /// Jobs are named by 16 hexadecimal digits.

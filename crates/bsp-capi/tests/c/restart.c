@@ -35,6 +35,19 @@ static void wait_for_checkpoint(void)
     }
 }
 
+/* Waits until this process's images are written, so that the next one holds changes only. */
+static void wait_for_own_images(void)
+{
+    char pattern[4096];
+    glob_t found;
+    snprintf(pattern, sizeof pattern, "%s/set-*/rank-%d-*.part", getenv("DIPOLE_CHECKPOINT_DIR"),
+             bsp_pid());
+    while (glob(pattern, 0, NULL, &found) == 0) {
+        globfree(&found);
+        usleep(1000);
+    }
+}
+
 /* True in the first process that calls it. */
 static int is_first(const char *marker)
 {
@@ -75,7 +88,10 @@ int main(int argc, char **argv)
             own[at] = own[at] * 31 + given[at] + (unsigned long)(s + round);
         bsp_put((s + 1) % p, own, given, 0, LENGTH * sizeof *own);
         bsp_send((s + 2) % p, &s, &sum, sizeof sum);
-        if (round == MIDDLE && s == 1 && strcmp(fault, "kill") == 0) {
+        int is_steady = strcmp(fault, "steady") == 0;
+        if (is_steady)
+            wait_for_own_images();
+        if (round == MIDDLE && s == 1 && (is_steady || strcmp(fault, "kill") == 0)) {
             wait_for_checkpoint();
             if (is_first(marker))
                 raise(SIGKILL);

@@ -69,19 +69,32 @@ impl Jobs {
     }
 
     fn restart(&self, job: &str) -> Output {
+        self.restart_from(job, &self.folder("checkpoints"), &[])
+    }
+
+    fn restart_from(&self, job: &str, folder: &Path, options: &[&str]) -> Output {
         let mut command = self.command("shm");
-        command.args([
-            "run",
-            "--timeout",
-            "100",
-            "--restart",
-            job,
-            "--checkpoint-dir",
-        ]);
         command
-            .arg(self.folder("checkpoints"))
-            .output()
-            .expect("it starts")
+            .args(["run", "--timeout", "100", "--restart", job])
+            .args(options);
+        command.arg("--checkpoint-dir").arg(folder);
+        command.output().expect("it starts")
+    }
+
+    /// The complete checkpoints of a job, in order, and whether each holds changes only.
+    fn complete(&self, job: &str) -> Vec<(u64, bool)> {
+        let listed = self.checkpoints(&[job]);
+        assert!(listed.status.success(), "{listed:?}");
+        let complete = lines(&listed).into_iter().filter_map(|line| {
+            let (name, state) = line.split_once("  ")?;
+            let (_, number) = name.split_once('/')?;
+            let number = number.parse().expect("a number");
+            let is_complete = state.contains("MiB  complete");
+            is_complete.then_some((number, state.contains("changes since")))
+        });
+        let mut complete: Vec<_> = complete.collect();
+        complete.sort_unstable();
+        complete
     }
 
     fn jobs(&self) -> Vec<String> {
@@ -206,6 +219,74 @@ fn a_damaged_image_is_named_and_never_run() {
         "{}",
         err(&output)
     );
+}
+
+/// Copies the checkpoints of a job.
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("a new folder");
+    for entry in fs::read_dir(from).expect("a folder") {
+        let (path, to) = (entry.expect("an entry").path(), to);
+        let to = to.join(path.file_name().expect("a name"));
+        match path.is_dir() {
+            true => copy(&path, &to),
+            false => {
+                fs::copy(&path, &to).expect("a copy");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_job_continues_from_each_checkpoint_also_of_changes_alone() {
+    let jobs = Jobs::new();
+    let (printed, logged) = jobs.expected();
+    let files = jobs.folder("each");
+    let output = jobs.run("shm", &["--checkpoint-every", "40"], "steady", &files);
+    assert_eq!(output.status.code(), Some(137), "{}", err(&output));
+    let job = jobs.jobs().pop().expect("a job");
+    let complete = jobs.complete(&job);
+    assert!(complete.len() >= 2, "{complete:?}");
+    let mut doctor = jobs.command("shm");
+    let doctor = doctor.args(["doctor", "--verbose"]).output();
+    let holds_changes = String::from_utf8_lossy(&doctor.expect("it starts").stdout)
+        .contains("images hold only what has changed");
+    let any = complete.iter().any(|(_, holds)| *holds);
+    assert_eq!(any, holds_changes, "{complete:?}");
+    for (number, _) in complete {
+        let folder = jobs.folder(&format!("from-{number}"));
+        copy(&jobs.folder("checkpoints").join(&job), &folder.join(&job));
+        let output = jobs.restart_from(&format!("{job}/{number}"), &folder, &[]);
+        assert!(output.status.success(), "{number}: {}", err(&output));
+        assert_eq!(lines(&output), printed, "{number}");
+        assert_eq!(logs(&files), logged, "{number}");
+    }
+}
+
+#[test]
+fn images_of_an_abandoned_attempt_never_complete_a_new_checkpoint() {
+    let jobs = Jobs::new();
+    let (printed, logged) = jobs.expected();
+    let files = jobs.folder("abandoned");
+    let every = ["--checkpoint-every", "40"];
+    let output = jobs.run("shm", &every, "steady", &files);
+    assert_eq!(output.status.code(), Some(137), "{}", err(&output));
+    let job = jobs.jobs().pop().expect("a job");
+    let oldest = jobs.complete(&job)[0].0;
+    let checkpoints = jobs.folder("checkpoints");
+    let abandoned = checkpoints.join(&job).join("set-50");
+    fs::create_dir(&abandoned).expect("a new folder");
+    fs::write(abandoned.join("rank-0-of-3.image"), "old").expect("own folder");
+    // The job fails at the same place again.
+    fs::remove_file(files.join("marker")).expect("own file");
+    let output = jobs.restart_from(&format!("{job}/{oldest}"), &checkpoints, &every);
+    assert_eq!(output.status.code(), Some(137), "{}", err(&output));
+    let complete = jobs.complete(&job);
+    let newest = complete.last().expect("a checkpoint").0;
+    assert!(newest > 50, "{complete:?}");
+    let output = jobs.restart(&job);
+    assert!(output.status.success(), "{}", err(&output));
+    assert_eq!(lines(&output), printed);
+    assert_eq!(logs(&files), logged);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use dipole_checkpoint::{
-    CaptureError, Identity, Interval, Note, Order, Outcome, Store, Until, take,
+    CaptureError, Identity, Interval, Note, Order, Outcome, Recorder, Store, Until,
 };
 use dipole_node::{default_runtime_dir, trace_dir, variable};
 
@@ -28,6 +28,8 @@ use crate::superstep::request::Request;
 /// Folder of the job's checkpoints, and how often one is taken.
 const FOLDER: &str = "DIPOLE_CHECKPOINT_DIR";
 const EVERY: &str = "DIPOLE_CHECKPOINT_EVERY";
+/// Highest number of a checkpoint in the folder when the job was started.
+const LAST: &str = "DIPOLE_CHECKPOINT_LAST";
 /// How often rank 0 looks for a request.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -35,6 +37,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct Checkpoints {
     store: Store,
+    recorder: Recorder,
     /// `None` if checkpoints are only requested.
     interval: Option<Interval>,
     /// This rank requests one.
@@ -61,7 +64,11 @@ impl Checkpoints {
             let invalid = |right| Failure::NotSaved(format!("{EVERY} is `{text}`, not {right}"));
             text.parse().map_err(invalid)
         });
-        let checkpoints = Checkpoints::new(Store::new(folder.into()), interval.transpose()?);
+        let mut checkpoints = Checkpoints::new(Store::new(folder.into()), interval.transpose()?);
+        // Images of former attempts never belong to the same set as new ones.
+        checkpoints.last = variable(LAST)
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(0);
         Ok(Some(Box::new(checkpoints)))
     }
 
@@ -69,6 +76,7 @@ impl Checkpoints {
         let now = Instant::now();
         Checkpoints {
             store,
+            recorder: Recorder::default(),
             interval,
             is_requested: false,
             agreed: Request::None,
@@ -81,7 +89,7 @@ impl Checkpoints {
     }
 
     /// Request of this rank at the end of this superstep.
-    pub(super) fn due(&mut self, rank: u32, size: u32) -> Request {
+    pub(super) fn due(&mut self, rank: u32) -> Request {
         self.supersteps += 1;
         if rank > 0 {
             return match self.is_requested {
@@ -90,7 +98,7 @@ impl Checkpoints {
             };
         }
         let now = Instant::now();
-        let is_requested = self.is_requested || self.is_interval_over(now, size);
+        let is_requested = self.is_requested || self.is_interval_over(now);
         if now.duration_since(self.looked_at) >= LOOK_EVERY {
             self.looked_at = now;
             self.order = self.store.take_note(Note::Order);
@@ -107,23 +115,14 @@ impl Checkpoints {
         }
     }
 
-    fn is_interval_over(&self, now: Instant, size: u32) -> bool {
+    fn is_interval_over(&self, now: Instant) -> bool {
         let is_over = match self.interval {
             Some(Interval::Supersteps(supersteps)) => self.supersteps >= supersteps,
             Some(Interval::Time(time)) => now.duration_since(self.last_at) >= time,
             None => false,
         };
-        is_over && self.is_written(size)
-    }
-
-    /// True unless rank 0's last image is still being written. The next checkpoint waits for it.
-    fn is_written(&self, size: u32) -> bool {
-        let identity = Identity {
-            set: self.last,
-            rank: 0,
-            size,
-        };
-        !self.store.is_being_written(identity)
+        // The next checkpoint waits until rank 0 has written its last image.
+        is_over && !self.recorder.is_writing()
     }
 
     /// Notes the request of all ranks.
@@ -141,6 +140,18 @@ impl Checkpoints {
     /// The folder of the job.
     pub(super) fn store(&self) -> &Store {
         &self.store
+    }
+
+    fn take(
+        &mut self,
+        identity: Identity,
+        ignored: &[PathBuf],
+        until: Until,
+    ) -> Result<Outcome, CaptureError> {
+        let Checkpoints {
+            store, recorder, ..
+        } = self;
+        recorder.take(store, identity, ignored, "bsp", until)
     }
 
     /// Begins the next checkpoint. Returns its number.
@@ -208,7 +219,7 @@ impl<C: Carrier> Process<C> {
         Taken {
             set,
             elapsed,
-            result: take(&checkpoints.store, identity, &ignored, "bsp", until),
+            result: checkpoints.take(identity, &ignored, until),
         }
     }
 
@@ -237,7 +248,7 @@ impl<C: Carrier> Process<C> {
             if let Some(now) = Checkpoints::from_env()? {
                 *checkpoints = now;
             }
-            checkpoints.last = last;
+            checkpoints.last = checkpoints.last.max(last);
         }
         let now = Instant::now();
         self.begun = now.checked_sub(elapsed).unwrap_or(now);
@@ -363,17 +374,17 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let store = Store::new(folder.path().to_owned());
         let mut checkpoints = Checkpoints::new(store, Some(Interval::Supersteps(3)));
-        let due: Vec<Request> = (0..3).map(|_| checkpoints.due(0, 2)).collect();
+        let due: Vec<Request> = (0..3).map(|_| checkpoints.due(0)).collect();
         assert_eq!(due, [Request::None, Request::None, Request::Checkpoint]);
-        assert_eq!(checkpoints.due(1, 2), Request::None);
+        assert_eq!(checkpoints.due(1), Request::None);
         assert_eq!(checkpoints.begin(), 1);
-        assert_eq!(checkpoints.due(0, 2), Request::None);
+        assert_eq!(checkpoints.due(0), Request::None);
         checkpoints.is_requested = true;
-        assert_eq!(checkpoints.due(1, 2), Request::Checkpoint);
+        assert_eq!(checkpoints.due(1), Request::Checkpoint);
         assert_eq!(checkpoints.begin(), 2);
         checkpoints.store.request().expect("own folder");
         look_again(&mut checkpoints);
-        assert_eq!(checkpoints.due(0, 2), Request::Checkpoint);
+        assert_eq!(checkpoints.due(0), Request::Checkpoint);
         assert!(!checkpoints.store.take_request());
     }
 
@@ -393,8 +404,8 @@ mod tests {
         left.expect("own folder");
         checkpoints.is_requested = true;
         look_again(&mut checkpoints);
-        assert_eq!(checkpoints.due(1, 2), Request::Checkpoint);
-        assert_eq!(checkpoints.due(0, 2), Request::Migration);
+        assert_eq!(checkpoints.due(1), Request::Checkpoint);
+        assert_eq!(checkpoints.due(0), Request::Migration);
         assert_eq!(checkpoints.order, Some(order));
     }
 

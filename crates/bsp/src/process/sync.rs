@@ -79,7 +79,7 @@ impl<C: Carrier> Process<C> {
         if let Some(checkpoints) = &mut self.checkpoints
             && ending == Ending::Sync
         {
-            let request = checkpoints.due(self.rank, self.size);
+            let request = checkpoints.due(self.rank);
             self.exchange.summary_mut().request(request);
         }
         let ended = self.move_everything(ending);

@@ -89,6 +89,8 @@ pub(crate) struct JobCheckpoints {
     every: Option<String>,
     /// The set that the ranks continue from; `None` for a start from the beginning.
     from: Option<Set>,
+    /// The highest number of a checkpoint when the ranks were started.
+    last: u64,
     is_restart: bool,
     /// Restarts since the last new checkpoint.
     futile_restarts: u32,
@@ -129,12 +131,14 @@ impl JobCheckpoints {
             store: Store::new(PathBuf::new()),
             every: checkpoint_every.clone(),
             from: None,
+            last: 0,
             is_restart: restart.is_some(),
             futile_restarts: 0,
         };
         checkpoints.store = Store::new(folder.join(format!("{:016x}", checkpoints.id)));
         if let Some(job) = restart {
             checkpoints.from = Some(checkpoints.select(job)?);
+            checkpoints.last = checkpoints.highest()?;
         }
         Ok(Some(checkpoints))
     }
@@ -168,6 +172,11 @@ impl JobCheckpoints {
         })
     }
 
+    fn highest(&self) -> Result<u64, RunError> {
+        let highest = self.store.highest();
+        highest.map_err(|error| RunError::Checkpoint(error.to_string()))
+    }
+
     fn sets(&self) -> Result<Vec<Set>, RunError> {
         let sets = self.store.sets();
         sets.map_err(|error| RunError::Checkpoint(error.to_string()))
@@ -185,7 +194,13 @@ impl JobCheckpoints {
     /// Variables for the ranks.
     pub(super) fn environment(&self) -> BTreeMap<String, OsString> {
         let folder = self.store.folder().as_os_str().to_owned();
-        let mut variables = BTreeMap::from([(FOLDER.to_owned(), folder)]);
+        let mut variables = BTreeMap::from([
+            (FOLDER.to_owned(), folder),
+            (
+                "DIPOLE_CHECKPOINT_LAST".to_owned(),
+                self.last.to_string().into(),
+            ),
+        ]);
         if let Some(every) = &self.every {
             variables.insert("DIPOLE_CHECKPOINT_EVERY".to_owned(), every.into());
         }
@@ -217,6 +232,7 @@ impl JobCheckpoints {
             false => self.futile_restarts = 1,
         }
         self.from = newest;
+        self.last = self.highest()?;
         Ok(self.futile_restarts <= max_restarts)
     }
 }
