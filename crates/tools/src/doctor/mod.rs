@@ -2,14 +2,15 @@
 //! will be used, why nothing faster is, and what to do.
 //!
 //! Each part reads the system in one function and judges in another, which is tested separately:
-//! [`kernel`], [`limits`], [`memory`], [`mpi`], [`setup`], [`device`], [`pause`], [`bpf_link`] and
-//! [`firewall`] for this machine; [`peer`], [`paths`], [`busy_poll`] and [`verdict`] for the others.
+//! [`kernel`], [`limits`], [`memory`], [`mpi`], [`checkpoints`], [`setup`], [`device`], [`pause`],
+//! [`bpf_link`] and [`firewall`] for this machine; [`peer`], [`paths`], [`busy_poll`] and [`verdict`] for the others.
 //! [`job_peers`] coordinates the ranks of a job. The only change it makes is to create the runtime
 //! directory, as every program does.
 
 mod answer;
 mod bpf_link;
 mod busy_poll;
+mod checkpoints;
 mod device;
 mod finding;
 mod firewall;
@@ -90,6 +91,7 @@ pub(crate) fn execute(
     findings.extend(limits::examine());
     findings.extend(memory::examine(&config));
     findings.extend(mpi::examine());
+    findings.extend(checkpoints::examine());
     findings.extend(network(&config, patience));
     if let Some(job_peers) = job_peers {
         job_peers.part();
