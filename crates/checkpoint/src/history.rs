@@ -142,12 +142,14 @@ mod tests {
             (3, all.clone())
         );
         assert_eq!(choice.before, [PathBuf::from("1"), PathBuf::from("3")]);
-        disk.0.remove(Path::new("1"));
-        assert_eq!(
-            disk.choose(&mut history, &all),
-            None,
-            "the full one is missing"
-        );
+        history.push(image(4), Some(&choice), all.clone());
+        disk.0.insert("4".into(), 10);
+        for missing in ["3", "1"] {
+            disk.0.remove(Path::new(missing));
+            let found = disk.choose(&mut history.clone(), &all);
+            let rest = found.map(|choice| choice.base.set);
+            assert_eq!(rest, None, "{missing} is missing");
+        }
     }
 
     #[test]

@@ -16,6 +16,9 @@ use crate::scratch::Scratch;
 /// Bytes of compressed data between two writes.
 const WRITE_BYTES: usize = 1 << 20;
 
+/// Takes pages of a mapped file, with their address.
+type TakePages<'a> = &'a mut dyn FnMut(u64, Option<&[u8]>) -> io::Result<()>;
+
 /// A process that stands still, and its memory.
 pub(crate) struct Frozen {
     memory: File,
@@ -52,7 +55,7 @@ impl Frozen {
         &self,
         mapping: &Mapping,
         bytes: &mut [u8],
-        take: &mut dyn FnMut(u64, Option<&[u8]>) -> io::Result<()>,
+        take: TakePages<'_>,
     ) -> io::Result<()> {
         let mut start = mapping.start;
         while start < mapping.end {

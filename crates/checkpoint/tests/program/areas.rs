@@ -53,7 +53,9 @@ fn check(done: c_int) {
 impl Areas {
     pub(super) fn new(seed: u64) -> Areas {
         let mut file = NamedTempFile::new().expect("a file");
-        let content: Vec<u8> = (0..FILE_PAGES * PAGE).map(|at| (at % 251) as u8).collect();
+        let content: Vec<u8> = (0..FILE_PAGES * PAGE)
+            .map(|at: usize| at.to_le_bytes()[0] % 251)
+            .collect();
         file.write_all(&content).expect("written");
         Areas {
             areas: Vec::new(),
@@ -70,7 +72,12 @@ impl Areas {
         let mut mixed = self.state;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) % bound as u64) as usize
+        let number = (mixed ^ (mixed >> 31)) % bound as u64;
+        usize::try_from(number).expect("below a usize")
+    }
+
+    fn byte(&mut self) -> u8 {
+        self.below(256).to_le_bytes()[0]
     }
 
     /// Changes something.
@@ -164,7 +171,7 @@ impl Areas {
     fn write(&mut self) {
         for _ in 0..1 + self.below(4) {
             let (area, first, _) = self.select();
-            let (at, value) = (self.below(PAGE), self.below(256) as u8);
+            let (at, value) = (self.below(PAGE), self.byte());
             let to = self.areas[area].start.wrapping_add(first * PAGE + at);
             // SAFETY: inside of the area, which is writable between two steps.
             unsafe { to.write_volatile(value) };
@@ -237,7 +244,7 @@ impl Areas {
             0 => 200_000 + self.below(400_000),
             _ => 1 + self.below(20_000),
         };
-        let value = self.below(256) as u8;
+        let value = self.byte();
         self.heap.push(vec![value; bytes]);
     }
 
@@ -264,7 +271,7 @@ impl Areas {
 
 #[inline(never)]
 fn descend(depth: usize) -> u8 {
-    let frame = std::hint::black_box([depth as u8; 16_384]);
+    let frame = std::hint::black_box([depth.to_le_bytes()[0]; 16_384]);
     match depth {
         0 => frame[0],
         _ => descend(depth - 1).wrapping_add(frame[depth]),

@@ -41,10 +41,8 @@ pub(super) fn install() {
     };
     PAGES.get_or_init(|| [0, 1].map(page));
     // SAFETY: the handler is a function without arguments that only writes to the pages.
-    assert_eq!(
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) },
-        0
-    );
+    let installed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    assert_eq!(installed, 0);
 }
 
 /// The program itself writes to the second page only.
