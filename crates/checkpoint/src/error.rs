@@ -28,7 +28,7 @@ pub enum CaptureError {
     NotWritten,
 }
 
-/// When [`take`](crate::take()) returns in the process that goes on.
+/// When [`take`](crate::Recorder::take) returns in the process that goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
     /// A child writes the image.
@@ -37,7 +37,7 @@ pub enum Until {
     Written,
 }
 
-/// How [`take`](crate::take()) returned.
+/// How [`take`](crate::Recorder::take) returned.
 #[derive(Debug)]
 pub enum Outcome {
     /// The process goes on; a child writes the image.

@@ -37,7 +37,7 @@ fn system(doing: &'static str) -> impl Fn(io::Error) -> RestoreError {
     move |cause| RestoreError::System { doing, cause }
 }
 
-/// Replaces this process by the one in the last image of a chain, which continues in [`take`](crate::take) and gets
+/// Replaces this process by the one in the last image of a chain, which continues in [`take`](crate::Recorder::take) and gets
 /// `environment` there. The process must have no other thread. Standard input, output and error and
 /// the limits stay those of this process.
 ///

@@ -16,6 +16,15 @@ const PAGE: usize = 4096;
 const MOST: usize = 24;
 const PAGES: usize = 40;
 const FILE_PAGES: usize = 16;
+/// Enough for a whole huge page, wherever the memory begins.
+const HUGE_PAGES: usize = 1050;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Anonymous,
+    HugePages,
+    File,
+}
 
 /// A range of mapped memory.
 struct Area {
@@ -83,11 +92,12 @@ impl Areas {
     /// Changes something.
     pub(super) fn step(&mut self) {
         if self.areas.is_empty() {
-            return self.map(false);
+            return self.map(Origin::Anonymous);
         }
         match self.below(20) {
-            0..3 => self.map(false),
-            3 => self.map(true),
+            0..2 => self.map(Origin::Anonymous),
+            2 => self.map(Origin::HugePages),
+            3 => self.map(Origin::File),
             4 | 5 => self.unmap(),
             6..12 => self.write(),
             12 => self.read_from_file(),
@@ -113,12 +123,17 @@ impl Areas {
         hasher.finish()
     }
 
-    fn map(&mut self, of_file: bool) {
+    fn map(&mut self, origin: Origin) {
         if self.areas.len() == MOST {
             return self.unmap();
         }
-        let pages = 1 + self.below(if of_file { FILE_PAGES } else { PAGES });
-        let (kind, descriptor) = match of_file {
+        let is_file = origin == Origin::File;
+        let pages = match origin {
+            Origin::Anonymous => 1 + self.below(PAGES),
+            Origin::HugePages => HUGE_PAGES,
+            Origin::File => 1 + self.below(FILE_PAGES),
+        };
+        let (kind, descriptor) = match is_file {
             true => (0, self.file.as_raw_fd()),
             false => (MAP_ANONYMOUS | MAP_NORESERVE, -1),
         };
@@ -135,10 +150,14 @@ impl Areas {
             )
         };
         assert_ne!(start, MAP_FAILED);
+        if origin == Origin::HugePages {
+            // SAFETY: advice for the memory that was just mapped. A kernel without huge pages refuses.
+            unsafe { libc::madvise(start, length, libc::MADV_HUGEPAGE) };
+        }
         self.areas.push(Area {
             start: start.cast(),
             pages,
-            is_file: of_file,
+            is_file,
         });
         self.write();
     }
