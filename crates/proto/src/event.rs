@@ -134,7 +134,8 @@ impl fmt::Display for GoneReason {
             GoneReason::Closed => "it closed the session",
             GoneReason::Restarted => "another process has taken its place",
             GoneReason::Reset(ResetReason::UnknownConnection) => {
-                "it does not know the session any more"
+                "it does not know the session any more: it was restarted, or this process did not \
+                 answer it in time (DIPOLE_PEER_TIMEOUT_MS sets the limit)"
             }
             GoneReason::Reset(ResetReason::Version) => "it uses another protocol version",
             GoneReason::Reset(ResetReason::TooManyPeers) => "it has reached its limit of peers",

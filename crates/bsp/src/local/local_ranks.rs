@@ -1,9 +1,10 @@
 //! The ranks of this node and their windows.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dipole_link::cpu;
 use dipole_link::shm::pull::{self, Probe, PullRange};
@@ -17,10 +18,16 @@ use super::sync_block::{AbortCause, SyncBlock, SyncPhase};
 use crate::failure::Failure;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Polls of a word before the rank yields its core, if each rank has a core.
+/// Polls of a word without looking at the clock, if each rank has a core.
 const SPINS: u32 = 300;
-/// Times that it yields its core before it sleeps, if each rank has a core. Ranks that share cores
-/// yield less, so that together they take little of the time of those that compute.
+/// Such a rank polls for at most so long before it sleeps: longer than it takes to wake a rank, so
+/// that ranks that have woken each other find the other one awake. It does not yield its core,
+/// which other programs would keep for milliseconds.
+const LONGEST_SPIN: Duration = Duration::from_micros(60);
+/// One in so many waits polls for that long, even if the last ones did so in vain.
+const TRY_EVERY: u32 = 32;
+/// Times that a rank yields its core before it sleeps, by the square of the ranks per core, so that
+/// together they take little of the time of those that compute.
 const YIELDS: u32 = 200;
 /// Fewest yields before it sleeps.
 const MIN_YIELDS: u32 = 2;
@@ -111,7 +118,48 @@ pub(crate) struct LocalRanks {
     /// Those that any rank may use, of the ranks whose windows are open.
     cores: BTreeSet<usize>,
     spins: u32,
+    patience: Patience,
     yields: u32,
+}
+
+/// How long a rank polls before it sleeps. Where a rank waits for one that needs its core, polling is
+/// in vain, and the time is halved; it is the longest again as soon as polling has helped.
+#[derive(Debug)]
+struct Patience {
+    longest: Cell<Duration>,
+    waits: Cell<u32>,
+}
+
+impl Patience {
+    fn new() -> Patience {
+        Patience {
+            longest: Cell::new(LONGEST_SPIN),
+            waits: Cell::new(0),
+        }
+    }
+
+    /// Polls until `is_done`. Returns whether it is.
+    #[cold]
+    fn poll(&self, is_done: impl Fn() -> bool) -> bool {
+        let waits = self.waits.get().wrapping_add(1);
+        self.waits.set(waits);
+        let longest = match waits % TRY_EVERY {
+            0 => LONGEST_SPIN,
+            _ => self.longest.get(),
+        };
+        let began = Instant::now();
+        while began.elapsed() < longest {
+            for _ in 0..SPINS {
+                if is_done() {
+                    self.longest.set(LONGEST_SPIN);
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+        }
+        self.longest.set(self.longest.get() / 2);
+        false
+    }
 }
 
 /// Yields before a sleep. A yield lets each other rank of the core run, so ranks that share a core in
@@ -142,6 +190,7 @@ impl LocalRanks {
             probe: Box::new(rand::random()),
             cores: BTreeSet::new(),
             spins: 1,
+            patience: Patience::new(),
             yields: MIN_YIELDS,
         };
         all.add_cores(None);
@@ -360,7 +409,10 @@ impl LocalRanks {
             }
             std::hint::spin_loop();
         }
-        self.wait_yielding(&block, phase, epoch)
+        match self.spins {
+            SPINS => (self.patience).poll(|| block.has_reached(phase, epoch).is_ok()),
+            _ => self.wait_yielding(&block, phase, epoch),
+        }
     }
 
     #[cold]

@@ -100,10 +100,7 @@ fn messages_continue_through_the_socket_without_the_ring_and_then_through_the_ri
 
     exchange(&scene, 0, PART);
     let before = stats();
-    assert!(
-        before.from_ring > PART / 100 && before.raw > 0,
-        "{before:?}"
-    );
+    assert!(before.from_ring > 0 && before.raw > 0, "{before:?}");
 
     let mut broker = scene.take_broker();
     std::thread::scope(|scope| {
