@@ -8,6 +8,7 @@ mod migration;
 mod open_memory;
 mod pacer;
 mod pending;
+mod preemption;
 mod shared_memory;
 mod standby;
 mod start;

@@ -185,11 +185,11 @@ fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
     postcard::from_bytes(&fs::read(path).ok()?).ok()
 }
 
-/// Ends this process without the handlers of the program: its image goes on elsewhere, with all that
-/// they would write.
-pub fn end_without_handlers() -> ! {
+/// Ends this process without the handlers of the program: its image goes on elsewhere, or later, with
+/// all that they would write.
+pub fn end_without_handlers(status: u8) -> ! {
     // SAFETY: the call never returns, and runs no code of the program.
-    unsafe { libc::_exit(0) }
+    unsafe { libc::_exit(status.into()) }
 }
 
 #[cfg(test)]

@@ -11,6 +11,10 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
+mod events;
+
+pub use events::{Event, Listener, at_exit};
+
 /// The soname of the supported versions.
 pub const LIBRARY: &str = "libpmix.so.2";
 /// Key of the number of ranks in the job, at the job's rank.
@@ -51,6 +55,7 @@ union Data {
     flag: bool,
     number: u32,
     string: *const c_char,
+    process: *const Proc,
     all: [u64; 3],
 }
 
@@ -120,6 +125,7 @@ pub struct Library {
     commit: Commit,
     fence: Fence,
     get: Get,
+    register: events::Register,
 }
 
 impl Library {
@@ -168,6 +174,10 @@ impl Library {
                 commit: std::mem::transmute::<*mut c_void, Commit>(symbol(handle, c"PMIx_Commit")?),
                 fence: std::mem::transmute::<*mut c_void, Fence>(symbol(handle, c"PMIx_Fence")?),
                 get: std::mem::transmute::<*mut c_void, Get>(symbol(handle, c"PMIx_Get")?),
+                register: std::mem::transmute::<*mut c_void, events::Register>(symbol(
+                    handle,
+                    c"PMIx_Register_event_handler",
+                )?),
             })
         }
     }

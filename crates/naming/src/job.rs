@@ -42,6 +42,7 @@ mod peers;
 mod placement;
 mod pmi;
 mod pmix;
+mod reports;
 mod service;
 mod slurm;
 
@@ -50,6 +51,8 @@ pub use dipole::write_ranks;
 pub use error::{JobError, Launcher};
 pub use exchange::is_internal_interface;
 pub use placement::RankPlacement;
+pub use pmix::{leave_launcher, rejoin_launcher};
+pub use reports::{LauncherRequest, take_request, watch_failures};
 pub use service::ServiceError;
 
 /// Maximum number of ranks of a job.

@@ -18,6 +18,7 @@ use rustc_hash::FxHashMap;
 
 use crate::address::EndpointId;
 use crate::config::Config;
+use crate::job::{Job, watch_failures};
 use crate::key::ClusterKey;
 use crate::links::LinkChoice;
 use crate::liveness::LivenessProber;
@@ -39,6 +40,8 @@ pub(crate) enum Command {
     Engine(EngineCommand),
     /// Watch for the last copy of this endpoint's descriptor being closed.
     Exported(Weak<EndpointOwner>),
+    /// The launcher reports that this rank has failed.
+    RankFailed(u32),
     /// Stops the thread.
     Stop,
 }
@@ -48,10 +51,10 @@ pub(crate) enum Command {
 pub(crate) struct Commands(Sender<Command>);
 
 impl Commands {
-    /// Posts a command without blocking. Does nothing after the thread has stopped.
-    pub(crate) fn post(&self, command: Command) {
+    /// Posts a command without blocking. Returns false, and does nothing, after the thread has stopped.
+    pub(crate) fn post(&self, command: Command) -> bool {
         // The thread stops only with its node, whose files are removed with it.
-        let _ended = self.0.send(command);
+        self.0.send(command).is_ok()
     }
 }
 
@@ -94,9 +97,13 @@ impl Control {
             .spawn(move || control_thread.run(&commands))?;
         let posted = sender.clone();
         driver.with_last(|state, _| {
-            let post = move |command| posted.post(Command::Engine(command));
+            let post = move |command| {
+                posted.post(Command::Engine(command));
+            };
             state.engine.set_control(post);
         });
+        let posted = sender.clone();
+        watch_failures(move |rank| posted.post(Command::RankFailed(rank)));
         Ok(Control {
             commands: sender,
             thread: Mutex::new(Some(thread)),
@@ -176,6 +183,7 @@ impl ControlThread {
                     self.exported.insert(id, owner);
                 }
             }
+            Command::RankFailed(rank) => self.give_up_rank(rank),
             // `run` handles this command.
             Command::Stop => {}
         }
@@ -213,6 +221,18 @@ impl ControlThread {
             EngineCommand::StartProgressThread => {
                 self.start_progress();
             }
+        }
+    }
+
+    /// Ends the sessions with a rank of another node that has failed. Those of this node are noticed
+    /// sooner, with all that they have sent.
+    fn give_up_rank(&self, rank: u32) {
+        let Ok(job) = Job::from_env() else {
+            return;
+        };
+        if let Some(address) = job.addresses.get(rank as usize) {
+            self.driver
+                .with(|state, now| state.give_up_process(now, *address));
         }
     }
 

@@ -300,6 +300,14 @@ impl ProcessState {
         self.advance();
     }
 
+    /// Ends the sessions with the process that has an endpoint on another node, because it has failed.
+    pub(crate) fn give_up_process(&mut self, now: Instant, endpoint: Address) {
+        for peer in self.edges.remote_peers_at(&self.engine, endpoint) {
+            self.engine.judge(now, peer, Liveness::Ended);
+        }
+        self.advance();
+    }
+
     /// Continues connecting edges and pending operations, and adds messages to completion queues.
     #[inline]
     fn advance(&mut self) {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use dipole_checkpoint::{
     CaptureError, Identity, Interval, Note, Order, Outcome, Recorder, Store, Until,
 };
+use dipole_node::job::{LauncherRequest, leave_launcher, rejoin_launcher, take_request};
 use dipole_node::{default_runtime_dir, trace_dir, variable};
 
 use super::Process;
@@ -96,6 +97,12 @@ impl Checkpoints {
                 true => Request::Checkpoint,
                 false => Request::None,
             };
+        }
+        // The launcher's requests reach all ranks, and not at the same time.
+        match take_request() {
+            Some(LauncherRequest::Preempt) => return Request::Preemption,
+            Some(LauncherRequest::Checkpoint) => self.is_requested = true,
+            None => {}
         }
         let now = Instant::now();
         let is_requested = self.is_requested || self.is_interval_over(now);
@@ -216,15 +223,21 @@ impl<C: Carrier> Process<C> {
             .into_iter()
             .flatten()
             .collect();
+        // Its library has descriptors and threads, which an image cannot hold.
+        let has_left = leave_launcher();
+        let result = checkpoints.take(identity, &ignored, until);
+        if has_left && !matches!(result, Ok(Outcome::Restored(_))) {
+            rejoin_launcher();
+        }
         Taken {
             set,
             elapsed,
-            result: checkpoints.take(identity, &ignored, until),
+            result,
         }
     }
 
     /// Continues in a process that was restored from an image, as were all others.
-    fn continue_restored(
+    pub(super) fn continue_restored(
         &mut self,
         environment: &[(String, String)],
         elapsed: Duration,
@@ -241,6 +254,8 @@ impl<C: Carrier> Process<C> {
         elapsed: Duration,
     ) -> Result<(), Failure> {
         replace_environment(environment);
+        // A request to the former process.
+        let _answered = take_request();
         // Not dropped: its descriptors and addresses may belong to something else now.
         std::mem::forget(self.take_links());
         if let Some(checkpoints) = &mut self.checkpoints {

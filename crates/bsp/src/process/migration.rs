@@ -150,7 +150,7 @@ impl<C: Carrier> Process<C> {
             report(store, Note::Input(number), &unread);
         }
         self.close(CLOSE_TIMEOUT);
-        end_without_handlers()
+        end_without_handlers(0)
     }
 }
 

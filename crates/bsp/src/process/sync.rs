@@ -98,6 +98,7 @@ impl<C: Carrier> Process<C> {
             Request::None => Ok(()),
             Request::Checkpoint => self.checkpoint(),
             Request::Migration => self.migrate(),
+            Request::Preemption => self.be_preempted(),
         }
     }
 

@@ -11,6 +11,8 @@ pub enum Request {
     Checkpoint,
     /// The same, and ranks move to other nodes.
     Migration,
+    /// All ranks take an image of their process, and end.
+    Preemption,
 }
 
 impl Request {
@@ -31,7 +33,8 @@ impl Request {
         match bits & Request::BITS {
             0 => Request::None,
             1 => Request::Checkpoint,
-            _ => Request::Migration,
+            2 => Request::Migration,
+            _ => Request::Preemption,
         }
     }
 }

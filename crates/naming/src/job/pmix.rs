@@ -3,17 +3,21 @@
 //!
 //! Only libpmix knows the way to the launcher's server, so it is loaded here. Its calls block without
 //! a limit: they are made on a thread of their own, which is abandoned if a call does not return in
-//! time. The connection is closed when the addresses are known, because a launcher takes a process
-//! that ends with an open one for a failed one.
+//! time. The connection stays open, because the launcher reports failed ranks and its own requests
+//! (`reports.rs`). It is closed when this process exits: a launcher takes a process that ends with an
+//! open one for a failed one.
 //!
 //! Launchers accept later programs of a rank, but some keep the texts of the first one. So the outcome
 //! of the exchange is saved, as with PMI-1.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use dipole_link::pmix::{JOB_SIZE, LIBRARY, Library, PmixError, Session};
+use dipole_link::fork::incarnation;
+use dipole_link::pmix::{Event, JOB_SIZE, LIBRARY, Library, PmixError, Session, at_exit};
 
+use super::reports::{self, LauncherRequest, Report, report};
 use super::service::{Connected, Exchange, Given, ServiceError, TIMEOUTS, Timeouts, WARN_AFTER};
 use super::{JobError, Launcher, Lookup, MAX_RANKS, number};
 use crate::threads;
@@ -33,6 +37,8 @@ const SERVERS: [&str; 6] = [
 const DIRECTORY: &str = "PMIX_SERVER_TMPDIR";
 /// Slurm's plugin gives its steps names with this beginning.
 const SLURM_PREFIX: &str = "slurm.pmix.";
+/// Longest wait for the server when this process exits.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Much longer than a card, and short enough for every server.
 const MAX_VALUE_BYTES: usize = 4096;
 
@@ -93,15 +99,7 @@ impl Client {
         timeouts: Timeouts,
     ) -> Result<(Client, u32, u32), JobError> {
         let library = Library::load(LIBRARY).map_err(refused)?;
-        let (work, works) = channel::<Work>();
-        let (opened, opening) = channel();
-        let (end, closed) = channel();
-        threads::start("dipole-pmix", move || serve(library, &opened, &works, &end)).map_err(
-            |cause| ServiceError::Io {
-                request: "PMIx_Init",
-                cause: cause.to_string(),
-            },
-        )?;
+        let ((work, closed), opening) = connect(library)?;
         let (namespace, rank) = received(&opening, "PMIx_Init", timeouts.reply)?
             .map_err(|error| unreachable(get, &error))?;
         let client = Client {
@@ -187,10 +185,29 @@ impl Client {
     }
 }
 
+/// The sender of work to the thread of a connection, and the result of its end.
+type Connection = (Sender<Work>, Receiver<Result<(), PmixError>>);
+/// The job's name and the own rank.
+type Opened = Result<(String, u32), PmixError>;
+
+/// Connects to the server on a thread of its own.
+fn connect(library: Library) -> Result<(Connection, Receiver<Opened>), ServiceError> {
+    let (work, works) = channel::<Work>();
+    let (opened, opening) = channel();
+    let (end, closed) = channel();
+    threads::start("dipole-pmix", move || serve(library, &opened, &works, &end)).map_err(
+        |cause| ServiceError::Io {
+            request: "PMIx_Init",
+            cause: cause.to_string(),
+        },
+    )?;
+    Ok(((work, closed), opening))
+}
+
 /// The thread that calls the library, until the client is dropped.
 fn serve(
     library: Library,
-    opened: &Sender<Result<(String, u32), PmixError>>,
+    opened: &Sender<Opened>,
     works: &Receiver<Work>,
     end: &Sender<Result<(), PmixError>>,
 ) {
@@ -289,9 +306,97 @@ impl Exchange for Client {
     fn finish(&mut self) -> Result<(), ServiceError> {
         // Servers may fetch texts when a rank gets them, and not from a node whose ranks have ended.
         self.fence(false)?;
-        // The thread closes the session when it cannot get any more work.
-        drop(std::mem::replace(&mut self.work, channel().0));
-        received(&self.closed, "PMIx_Finalize", self.timeouts.reply)?.map_err(refused)
+        let listen = self.begin(|session| session.listen(on_event));
+        received(&listen, "PMIx_Register_event_handler", self.timeouts.reply)?;
+        let work = std::mem::replace(&mut self.work, channel().0);
+        let closed = std::mem::replace(&mut self.closed, channel().1);
+        keep_open((work, closed));
+        at_exit(at_exit_leave);
+        Ok(())
+    }
+}
+
+/// The connection while the program runs.
+struct Open {
+    work: Sender<Work>,
+    closed: Receiver<Result<(), PmixError>>,
+    /// The process that it belongs to. Forked and restored ones do not have the thread.
+    process: (u32, u64),
+}
+
+static OPEN: Mutex<Option<Open>> = Mutex::new(None);
+
+/// Closes the connection to the launcher, if there is one. A process that exits in an ordinary way does
+/// so by itself. Returns whether there was one.
+#[must_use]
+pub fn leave_launcher() -> bool {
+    let Some(open) = OPEN.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+        return false;
+    };
+    let Open {
+        work,
+        closed,
+        process,
+    } = open;
+    if process != (std::process::id(), incarnation()) {
+        return false;
+    }
+    // The thread closes the session when it cannot get any more work.
+    drop(work);
+    match received(&closed, "PMIx_Finalize", EXIT_TIMEOUT) {
+        Ok(Ok(())) => {}
+        // The launcher may have ended.
+        failed => tracing::debug!(?failed, "the connection to the launcher was not closed"),
+    }
+    true
+}
+
+fn at_exit_leave() {
+    let _was_open = leave_launcher();
+}
+
+/// Connects to the launcher again after [`leave_launcher`], only for its reports.
+pub fn rejoin_launcher() {
+    if let Err(cause) = rejoin() {
+        tracing::warn!(?cause, "the launcher's reports are no longer received");
+    }
+}
+
+fn rejoin() -> Result<(), ServiceError> {
+    let library = Library::load(LIBRARY).map_err(refused)?;
+    let (connection, opening) = connect(library)?;
+    // The library may change the environment, which the program reads without a lock.
+    received(&opening, "PMIx_Init", TIMEOUTS.reply)?.map_err(refused)?;
+    reports::rejoin();
+    let listen = Box::new(|session: &Session| session.listen(on_event));
+    // The thread waits for work.
+    let _ = connection.0.send(listen);
+    keep_open(connection);
+    Ok(())
+}
+
+fn keep_open((work, closed): Connection) {
+    let process = (std::process::id(), incarnation());
+    let open = Open {
+        work,
+        closed,
+        process,
+    };
+    *OPEN.lock().unwrap_or_else(PoisonError::into_inner) = Some(open);
+}
+
+/// Passes an event on.
+fn on_event(event: Event) {
+    match event {
+        Event::Failed { rank } => {
+            tracing::info!(rank, "the launcher reports that a rank has failed");
+            report(Report::Failed(rank));
+        }
+        Event::Checkpoint => report(Report::Request(LauncherRequest::Checkpoint)),
+        Event::Preempt => report(Report::Request(LauncherRequest::Preempt)),
+        Event::ServerLost => tracing::warn!(
+            "the launcher's daemon on this node has ended: failed ranks are noticed later"
+        ),
     }
 }
 

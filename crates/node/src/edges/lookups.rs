@@ -2,16 +2,35 @@
 //! over.
 
 use dipole_engine::Engine;
-use dipole_proto::Instant;
+use dipole_proto::{Instant, PeerId};
 
 use super::connector::Lookup;
-use super::{EdgeRef, EdgeTable};
+use super::{EdgeRef, EdgeTable, Stage};
+use crate::address::Address;
 use crate::error::TargetError;
 
 /// Pause before the connector's thread is started again when threads are short.
 const THREAD_RETRY_NS: u64 = 50_000_000;
 
 impl EdgeTable {
+    /// Peers on other nodes with this endpoint to which an edge is open.
+    pub(crate) fn remote_peers_at(&self, engine: &Engine, endpoint: Address) -> Vec<PeerId> {
+        let edges = self
+            .slots
+            .iter()
+            .flatten()
+            .filter(|edge| edge.to == endpoint);
+        let mut peers: Vec<PeerId> = edges
+            .filter_map(|edge| match &edge.stage {
+                Stage::Open(target) => Some(target.edge.peer),
+                _ => None,
+            })
+            .filter(|peer| engine.machine().is_open(*peer) && !engine.shares_memory(*peer))
+            .collect();
+        peers.dedup();
+        peers
+    }
+
     /// Looks up the target of an edge. If threads are short the look-up waits until one can be
     /// started.
     pub(super) fn look_up(&mut self, lookup: Lookup, now: Instant) {

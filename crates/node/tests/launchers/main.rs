@@ -3,6 +3,7 @@
 //! checks each byte it receives. Launchers that are not installed are reported and skipped.
 
 mod allocations;
+mod events;
 mod flux;
 mod hydra;
 mod networks;

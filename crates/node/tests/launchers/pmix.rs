@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use dipole_testbed::{built, c_programs};
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::events::{supersteps, wait_until_running};
 use super::nodes::Nodes;
 use super::{all_to_all, assert_all_right, has_open_mpi, is_installed};
 
@@ -273,7 +274,7 @@ impl Endless {
     }
 }
 
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_so() {
         assert!(started.elapsed() < PATIENCE, "not yet: {what}");
@@ -293,6 +294,37 @@ fn a_killed_rank_ends_the_job_on_all_nodes() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(said.contains("Killed"), "{said}");
     }
+}
+
+#[test]
+fn prterun_reports_a_killed_rank_to_the_others_if_it_lets_them_go_on() {
+    let Some(nodes) = Launcher::Prterun.nodes() else {
+        return;
+    };
+    let folder = nodes.folder().join("job");
+    std::fs::create_dir(&folder).expect("a folder");
+    let program = supersteps(&folder);
+    let mut command = Launcher::Prterun.command(&nodes);
+    command.args(["--runtime-options", "recoverable,notifyerrors", "-n", "8"]);
+    // Silence alone would take longer than this test waits.
+    command.env("DIPOLE_PEER_TIMEOUT_MS", "600000");
+    command.args(["-x", "DIPOLE_PEER_TIMEOUT_MS"]);
+    let child = command.arg(&program).arg(&folder);
+    let child = child.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let job = Endless {
+        child: child.spawn().expect("a launcher"),
+        script: program,
+        launcher: Launcher::Prterun,
+        nodes,
+    };
+    wait_until_running(&folder, 8);
+    // Both ranks of the node, so that its directory ends as well.
+    for rank in job.processes(3, "/job/supersteps") {
+        kill_process(rank, Signal::KILL).expect("it runs");
+    }
+    let output = job.ended();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("killed or crashed"), "{said}");
 }
 
 #[test]

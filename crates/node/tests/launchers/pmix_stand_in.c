@@ -1,7 +1,9 @@
 /* A stand-in for libpmix whose ranks exchange texts through files in the folder STAND_IN_FOLDER. The
  * structures are those of the PMIx Standard, written down again here: the caller's must be the same.
- * STAND_IN_VERSION is the version that it reports, STAND_IN_FAULT the fault that it has. */
+ * STAND_IN_VERSION is the version that it reports (or 4.2.2), STAND_IN_FAULT the fault that it has. A file
+ * `eventSTATUS` whose content is a rank, in the same folder, makes it report an event about that rank. */
 #define _GNU_SOURCE
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -27,6 +29,7 @@ typedef struct {
             char *value;
             char separator;
         } envar;
+        proc_t *proc;
     } data;
 } value_t;
 
@@ -37,7 +40,7 @@ typedef struct {
 } info_t;
 
 enum { SUCCESS = 0, UNREACH = -25, BAD_PARAM = -27, NOT_FOUND = -46 };
-enum { BOOL = 1, STRING = 3, UINT32 = 14 };
+enum { BOOL = 1, STRING = 3, UINT32 = 14, PROC = 22 };
 #define WILDCARD (UINT32_MAX - 1)
 
 static int opened, fences;
@@ -93,7 +96,8 @@ static FILE *file(const char *kind, uint32_t rank, const char *mode)
 
 const char *PMIx_Get_version(void)
 {
-    return setting("STAND_IN_VERSION");
+    const char *version = getenv("STAND_IN_VERSION");
+    return version ? version : "4.2.2";
 }
 
 const char *PMIx_Error_string(int status)
@@ -113,7 +117,7 @@ int PMIx_Init(proc_t *proc, info_t info[], size_t ninfo)
     snprintf(proc->nspace, sizeof proc->nspace, "%s",
              is_alone ? "singleton.7" : setting("PMIX_NAMESPACE"));
     proc->rank = is_alone ? 0 : own_rank();
-    opened++;
+    opened = 1;
     return SUCCESS;
 }
 
@@ -186,11 +190,74 @@ int PMIx_Get(const proc_t *proc, const char *key, const info_t info[], size_t ni
     return SUCCESS;
 }
 
+typedef void (*op_t)(int status, void *data);
+typedef void (*handled_t)(int status, info_t *results, size_t nresults, op_t op, void *op_data,
+                          void *data);
+typedef void (*handler_t)(size_t id, int status, const proc_t *source, info_t info[], size_t ninfo,
+                          info_t *results, size_t nresults, handled_t handled, void *data);
+typedef void (*registered_t)(int status, size_t id, void *data);
+
+static handler_t handler;
+static int codes[16];
+static size_t code_count;
+
+static void handled(int status, info_t *results, size_t nresults, op_t op, void *op_data, void *data)
+{
+    /* PMIX_EVENT_NO_ACTION_TAKEN */
+    if (status != -331 || results || nresults || op || op_data || data != &handler)
+        abort();
+}
+
+static void *report(void *unused)
+{
+    (void)unused;
+    static bool is_reported[16];
+    for (;; usleep(2000))
+        for (size_t at = 0; at < code_count; at++) {
+            char name[4096], rank[16] = "";
+            snprintf(name, sizeof name, "%s/event%d", setting("STAND_IN_FOLDER"), codes[at]);
+            FILE *in = is_reported[at] ? NULL : fopen(name, "r");
+            if (!in)
+                continue;
+            bool is_complete = fgets(rank, sizeof rank, in) && strchr(rank, '\n');
+            fclose(in);
+            if (!is_complete)
+                continue;
+            is_reported[at] = true;
+            proc_t failed = {.rank = (uint32_t)atoi(rank)}, daemon = {.nspace = "daemon", .rank = 0};
+            memcpy(failed.nspace, setting("PMIX_NAMESPACE"), strlen(setting("PMIX_NAMESPACE")));
+            info_t info[2] = {{.key = "pmix.evtext"}, {.key = "pmix.evproc"}};
+            info[0].value.type = STRING;
+            info[0].value.data.string = "text";
+            info[1].value.type = PROC;
+            info[1].value.data.proc = &failed;
+            handler(1, codes[at], &daemon, info, 2, NULL, 0, handled, &handler);
+        }
+    return NULL;
+}
+
+int PMIx_Register_event_handler(int given[], size_t count, info_t info[], size_t ninfo,
+                                handler_t function, registered_t registered, void *data)
+{
+    if (opened != 1 || count > 16 || info || ninfo || data)
+        abort();
+    memcpy(codes, given, count * sizeof *given);
+    code_count = count;
+    handler = function;
+    /* One for all sessions. */
+    static pthread_t thread;
+    if (has_fault("no events") || (!thread && pthread_create(&thread, NULL, report, NULL)))
+        registered(BAD_PARAM, 0, data);
+    else
+        registered(SUCCESS, 1, data);
+    return SUCCESS;
+}
+
 int PMIx_Finalize(const info_t info[], size_t ninfo)
 {
     if (opened != 1 || info || ninfo)
         return BAD_PARAM;
-    opened++;
+    opened = 0;
     fclose(file("finalized", own_rank(), "w"));
     return SUCCESS;
 }

@@ -12,12 +12,12 @@ use super::{all_to_all, assert_all_right, clean};
 const RANKS: usize = 3;
 
 /// A folder with the stand-in, under the name of the library.
-struct StandIn {
+pub(crate) struct StandIn {
     folder: tempfile::TempDir,
 }
 
 impl StandIn {
-    fn new() -> StandIn {
+    pub(crate) fn new() -> StandIn {
         let folder = tempfile::tempdir().expect("a folder");
         let source = Path::new(env!("CARGO_MANIFEST_DIR"));
         let source = source.join("tests/launchers/pmix_stand_in.c");
@@ -28,7 +28,7 @@ impl StandIn {
     }
 
     /// A folder for the files of a job.
-    fn job(&self, name: &str) -> PathBuf {
+    pub(crate) fn job(&self, name: &str) -> PathBuf {
         let folder = self.folder.path().join(name);
         std::fs::create_dir(&folder).expect("a folder");
         folder
@@ -37,6 +37,20 @@ impl StandIn {
     /// A rank of a job, with the variables that a launcher with PMIx sets.
     fn rank(&self, job: &Path, rank: usize, version: &str, fault: &str) -> Command {
         let mut command = clean(all_to_all());
+        command
+            .env("STAND_IN_VERSION", version)
+            .env("STAND_IN_FAULT", fault);
+        self.set_variables(&mut command, job, (rank, RANKS));
+        command
+    }
+
+    /// Makes a command a rank of a job of this size.
+    pub(crate) fn set_variables(
+        &self,
+        command: &mut Command,
+        job: &Path,
+        (rank, size): (usize, usize),
+    ) {
         let name = job.file_name().expect("a name").to_string_lossy();
         command
             .env("PMIX_RANK", rank.to_string())
@@ -46,12 +60,9 @@ impl StandIn {
             .env("LD_LIBRARY_PATH", self.folder.path())
             .env("DIPOLE_RUNTIME_DIR", job.join("registry"))
             .env("STAND_IN_FOLDER", job)
-            .env("STAND_IN_SIZE", RANKS.to_string())
-            .env("STAND_IN_VERSION", version)
-            .env("STAND_IN_FAULT", fault)
+            .env("STAND_IN_SIZE", size.to_string())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        command
     }
 
     fn run(&self, job: &Path, version: &str) -> Output {
