@@ -125,9 +125,9 @@ unsafe extern "C" fn on_event(
         // SAFETY: the library passes an array of this length, which nothing changes during this call.
         false => unsafe { std::slice::from_raw_parts(info, count) },
     };
+    let affected = infos.iter().find(|info| is_affected(info));
     // SAFETY: of a value of this kind the library has written this member: null, or a pointer to a
     // process that lives as long as the array.
-    let affected = infos.iter().find(|info| is_affected(info));
     let affected = affected.and_then(|info| unsafe { info.value.data.process.as_ref() });
     // SAFETY: null or a process that lives until this call returns.
     let process = affected.or(unsafe { source.as_ref() });
