@@ -12,6 +12,8 @@
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 
 mod chain;
+mod copies;
+mod copy;
 mod descriptors;
 mod error;
 mod image;
@@ -52,6 +54,8 @@ mod unsupported;
 #[cfg(target_arch = "x86_64")]
 pub use capture::Recorder;
 pub use chain::Chain;
+pub use copies::{Copies, Fetch};
+pub use copy::{CopyError, Incoming};
 pub use descriptors::close_inherited;
 pub use error::{CaptureError, Outcome, RestoreError, Until};
 #[doc(hidden)]
@@ -63,7 +67,7 @@ pub use migration::{
 };
 #[cfg(target_arch = "x86_64")]
 pub use restore::restore;
-pub use sets::Set;
+pub use sets::{ImageName, Set};
 pub use store::{Store, StoreError};
 #[cfg(target_arch = "x86_64")]
 pub use tracker::full_images_only;

@@ -9,6 +9,9 @@
 //! it is enough to keep all that images in kept or newer sets build on, also those in work.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
 
 /// The images of one checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,8 +69,8 @@ impl Name {
     }
 }
 
-impl std::fmt::Display for Name {
-    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Name {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(to, "rank-{}-of-{}", self.rank, self.size)?;
         if let Some(base) = self.base {
             write!(to, "-after-{base}")?;
@@ -76,6 +79,74 @@ impl std::fmt::Display for Name {
             true => ".image",
             false => ".part",
         })
+    }
+}
+
+/// An image in the folder of a job: its set, and the name of its file there.
+///
+/// A name from another host is checked when it is read: it never leads out of the folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "(u64, String)", into = "(u64, String)")]
+pub struct ImageName {
+    pub(crate) set: u64,
+    pub(crate) name: Name,
+}
+
+impl ImageName {
+    /// The rank whose image it is.
+    #[must_use]
+    pub fn rank(self) -> u32 {
+        self.name.rank
+    }
+
+    /// The number of its set.
+    #[must_use]
+    pub fn set(self) -> u64 {
+        self.set
+    }
+
+    /// False while it is being written.
+    #[must_use]
+    pub fn is_complete(self) -> bool {
+        self.name.is_complete
+    }
+}
+
+impl fmt::Display for ImageName {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "set-{}/{}", self.set, self.name)
+    }
+}
+
+impl From<ImageName> for (u64, String) {
+    fn from(image: ImageName) -> (u64, String) {
+        (image.set, image.name.to_string())
+    }
+}
+
+impl TryFrom<(u64, String)> for ImageName {
+    type Error = &'static str;
+
+    fn try_from((set, name): (u64, String)) -> Result<ImageName, &'static str> {
+        let name = Name::parse(&name).ok_or("this is not the name of an image")?;
+        Ok(ImageName { set, name })
+    }
+}
+
+impl Listing {
+    pub(crate) fn into_names(self) -> impl Iterator<Item = ImageName> {
+        let sets = self.0.into_iter();
+        sets.flat_map(|(set, names)| names.into_iter().map(move |name| ImageName { set, name }))
+    }
+}
+
+impl FromIterator<ImageName> for Listing {
+    fn from_iter<T: IntoIterator<Item = ImageName>>(images: T) -> Listing {
+        let mut listing = Listing::default();
+        for ImageName { set, name } in images {
+            listing.0.entry(set).or_default().insert(name);
+        }
+        listing
     }
 }
 
@@ -94,6 +165,15 @@ impl Listing {
         let images = self.0.get(&set).into_iter().flatten();
         let is_named = move |name: &&Name| (name.rank, name.size) == (rank, size);
         images.filter(is_named).copied()
+    }
+
+    /// A complete image with all that it builds on, the full one first; `None` if one is missing.
+    pub(crate) fn chain(&self, set: u64, rank: u32, size: u32) -> Option<Vec<(u64, Name)>> {
+        let image = self.image(set, rank, size)?;
+        let mut chain = self.bases(set, image)?;
+        chain.reverse();
+        chain.push((set, image));
+        Some(chain)
     }
 
     /// The images that an image builds on; `None` if one is missing.
@@ -146,9 +226,12 @@ impl Listing {
     pub(crate) fn removable(&self, keep: usize) -> Listing {
         let sets = self.sets();
         let complete = sets.iter().rev().filter(|set| set.is_complete());
-        let Some(oldest) = complete.take(keep).last().map(|set| set.number) else {
-            return Listing::default();
-        };
+        let oldest = complete.take(keep).last().map(|set| set.number);
+        oldest.map_or(Listing::default(), |oldest| self.unneeded(oldest))
+    }
+
+    /// The images that the set `oldest` and newer ones do not need.
+    pub(crate) fn unneeded(&self, oldest: u64) -> Listing {
         let mut needed = BTreeSet::new();
         for (set, names) in self.0.range(oldest..) {
             for name in names {
@@ -274,5 +357,16 @@ mod tests {
         assert_eq!(text(2), ["rank-0-of-2-after-1.image"]);
         assert!(!removed.0.contains_key(&3));
         assert!(listing.removable(9).0.values().all(BTreeSet::is_empty));
+    }
+
+    #[test]
+    fn a_name_that_leads_elsewhere_is_refused() {
+        for name in ["../../job.json", "rank-0-of-2.image/../x", "", "hold"] {
+            assert!(ImageName::try_from((1, name.to_owned())).is_err(), "{name}");
+        }
+        let name = (7, "rank-1-of-2-after-3.image".to_owned());
+        let image = ImageName::try_from(name.clone()).expect("a name");
+        assert_eq!(<(u64, String)>::from(image), name);
+        assert_eq!(image.to_string(), "set-7/rank-1-of-2-after-3.image");
     }
 }

@@ -6,6 +6,7 @@
 //! JOB/set-3/rank-1-of-4-after-2.image     this one builds on that of set 2
 //! JOB/set-3/rank-2-of-4.part              still being written
 //! JOB/request                     for a checkpoint
+//! JOB/hold                        images are copied too slowly for further ones
 //! JOB/migration-*                 notes of a migration
 //! ```
 //!
@@ -23,10 +24,12 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use crate::image::Identity;
-use crate::sets::{Listing, Name, Set};
+use crate::sets::{ImageName, Listing, Name, Set};
 
 /// A file in the folder that requests a checkpoint.
 const REQUEST: &str = "request";
+/// A file in the folder while no further checkpoint may begin.
+const HOLD: &str = "hold";
 
 /// The checkpoints of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,6 +107,25 @@ impl Store {
         fs::remove_file(self.folder.join(REQUEST)).is_ok()
     }
 
+    /// Lets checkpoints at intervals wait, or no longer.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn hold(&self, waits: bool) -> Result<(), StoreError> {
+        let path = self.folder.join(HOLD);
+        let done = match waits {
+            true => fs::write(&path, ""),
+            false => ignore_missing(fs::remove_file(&path)),
+        };
+        done.map_err(failed(&path))
+    }
+
+    /// True while checkpoints at intervals wait.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.folder.join(HOLD).exists()
+    }
+
     /// Begins an image that builds on that of another set, or on none.
     pub(crate) fn begin(
         &self,
@@ -135,6 +157,33 @@ impl Store {
     /// The folder cannot be read. A folder that does not exist has no sets.
     pub fn sets(&self) -> Result<Vec<Set>, StoreError> {
         Ok(self.listing()?.sets())
+    }
+
+    /// All images, also those in work.
+    ///
+    /// # Errors
+    /// The folder cannot be read. A folder that does not exist has no images.
+    pub fn images(&self) -> Result<Vec<ImageName>, StoreError> {
+        Ok(self.listing()?.into_names().collect())
+    }
+
+    /// Removes images, also if some are gone already.
+    ///
+    /// # Errors
+    /// An image cannot be removed.
+    pub fn remove(&self, images: &[ImageName]) -> Result<(), StoreError> {
+        for image in images {
+            let path = self.file_of(*image);
+            ignore_missing(fs::remove_file(&path)).map_err(failed(&path))?;
+            // It stays while it has other images.
+            let _removed = fs::remove_dir(self.set_folder(image.set));
+        }
+        Ok(())
+    }
+
+    /// The file of an image.
+    pub(crate) fn file_of(&self, image: ImageName) -> PathBuf {
+        self.set_folder(image.set).join(image.name.to_string())
     }
 
     fn listing(&self) -> Result<Listing, StoreError> {
@@ -179,11 +228,6 @@ impl Store {
         let mut removed = Vec::new();
         for (number, names) in listing.removable(keep).0 {
             let folder = self.set_folder(number);
-            // Other processes may remove the same images.
-            let ignore_missing = |done: io::Result<()>| match done {
-                Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(()),
-                done => done,
-            };
             if listing
                 .0
                 .get(&number)
@@ -214,6 +258,14 @@ impl Store {
     }
 }
 
+/// Other processes may remove the same files.
+fn ignore_missing(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
 /// An image that is being written.
 #[derive(Debug)]
 pub(crate) struct PartFile {
@@ -241,6 +293,11 @@ impl PartFile {
             }
             first = number.saturating_add(1);
         }
+    }
+
+    /// The path until then.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The path that the image gets.

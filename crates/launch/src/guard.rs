@@ -14,7 +14,7 @@ use std::process::{Command, ExitCode, Stdio};
 use clap::Args;
 use dipole_checkpoint::{Chain, restore};
 use dipole_naming::environment;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, getppid, pidfd_open, set_parent_process_death_signal,
     waitpid,
@@ -23,6 +23,12 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::descendants;
 use super::message::Ending;
+
+/// How long the shim may clean up by itself after the launcher has died.
+const LAST_WORK: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
 
 /// Arguments of the hidden subcommand `guard`.
 #[derive(Args, Debug)]
@@ -107,8 +113,11 @@ fn try_guard(args: GuardArgs) -> std::io::Result<u8> {
     }
     let status = match waitpid(Some(pid), WaitOptions::NOHANG)? {
         Some((_, status)) => Ending::from(status).status(),
-        // Our parent died first.
-        None => 128 + 9,
+        // Our parent died first. The shim notices this, too, and removes images from memory.
+        None => {
+            let _ended = poll(&mut watched[..1], Some(&LAST_WORK));
+            128 + 9
+        }
     };
     descendants::end_all();
     Ok(status)

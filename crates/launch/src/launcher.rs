@@ -5,6 +5,7 @@ mod balance;
 mod checkpoint;
 mod follow;
 mod loss;
+mod memory;
 mod migration;
 mod moves;
 mod plan;
@@ -277,6 +278,7 @@ impl Launch {
             self.restart(setup);
             self.follow_load(setup);
             self.migrate(setup, &mut plan);
+            self.end_images();
             let check_key_at = self.send_changed_key(&plan, &mut sent_key);
             let is_over = |contact: &Contact| contact.state == State::Gone;
             if self.contacts.values().all(is_over) && self.losses.next_at().is_none() {
@@ -399,6 +401,8 @@ impl Launch {
                 }
             }
             ToLauncher::Load(table) => self.on_table(index, table),
+            ToLauncher::Images { images, backlog } => self.on_images(index, &images, backlog),
+            ToLauncher::NotFetched(reason) => self.on_not_fetched(index, &reason),
             ToLauncher::Done => {}
         }
     }

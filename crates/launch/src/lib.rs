@@ -19,6 +19,7 @@ mod budget;
 mod descendants;
 mod guard;
 mod host;
+mod keeper;
 mod launcher;
 mod message;
 mod mpi;
@@ -45,6 +46,7 @@ use dipole_node::{ClusterKey, KeyError, NodeId, variables};
 use serde::{Deserialize, Serialize};
 
 pub use guard::{GuardArgs, RankExecArgs, guard, rank_exec};
+pub use keeper::{KeeperArgs, keep_images};
 pub use launcher::default_checkpoint_folder;
 pub(crate) use message::Stream;
 pub use mpi::installed_provider;
@@ -240,6 +242,7 @@ pub fn execute(mut args: RunArgs, json: bool) -> Result<ExitCode, Box<dyn std::e
         return Err(RunError::MoreThanRanks { ranks: args.ranks }.into());
     }
     check_at_least(&args)?;
+    args.checkpoints.check_loss(args.on_loss)?;
     let style = match (json, args.tag, args.ranks) {
         (true, ..) => Style::Json,
         (false, true, _) => Style::Tagged,

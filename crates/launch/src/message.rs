@@ -9,12 +9,13 @@ use std::path::PathBuf;
 
 use crate::binding::Binding;
 use crate::load::NodeLoad;
+use dipole_checkpoint::ImageName;
 use rustix::process::WaitStatus;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// First output of a shim.
-pub(super) const BANNER: &[u8] = b"\ndipole-shim 10\n";
+pub(super) const BANNER: &[u8] = b"\ndipole-shim 11\n";
 /// Written before the banner when the host is reached through an agent that has proven the key.
 pub(super) const BY_AGENT: &[u8] = b"\ndipole-agent\n";
 const LENGTH_BYTES: usize = 4;
@@ -66,6 +67,8 @@ pub(super) struct Start {
     pub(super) pmi: PmiJob,
     /// The ranks continue from these instead of starting their programs.
     pub(super) images: Option<Images>,
+    /// Images are kept in memory here, and copied to other hosts.
+    pub(super) in_memory: Option<HostImages>,
 }
 
 /// A complete set of images.
@@ -75,6 +78,25 @@ pub(super) struct Images {
     pub(super) folder: PathBuf,
     pub(super) set: u64,
     pub(super) size: u32,
+}
+
+/// The images of a host, as the launcher wants them kept.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct HostImages {
+    /// Folder in memory for own images and copies.
+    pub(super) folder: PathBuf,
+    /// The endpoint of each host's keeper.
+    pub(super) endpoint: u32,
+    /// Proves that a message comes from this job.
+    pub(super) token: Secret,
+    /// The ranks of this host.
+    pub(super) ranks: Vec<u32>,
+    /// The hosts that get copies.
+    pub(super) peers: Vec<u32>,
+    /// Images that the ranks continue from and that are on other hosts.
+    pub(super) fetches: Vec<(u32, ImageName)>,
+    /// How fast images are sent.
+    pub(super) bytes_per_second: u64,
 }
 
 /// The facts that ranks learn about their job by PMI.
@@ -178,6 +200,18 @@ pub(super) enum ToShim {
     Key(Secret),
     /// All ranks are in a PMI barrier, and this is what they have put before it.
     PmiBarrier(Entries),
+    /// Report the images in this folder.
+    ReportImages {
+        folder: PathBuf,
+    },
+    /// Remove images that no rank needs.
+    RemoveImages(Vec<ImageName>),
+    /// Checkpoints at intervals wait, or no longer.
+    HoldCheckpoints(bool),
+    /// No rank starts here any more: keep the images in memory for a restart, or remove them.
+    EndImages {
+        are_kept: bool,
+    },
     /// Read the table of loads of this node's agent.
     Load {
         node: u32,
@@ -218,6 +252,13 @@ pub(super) enum ToLauncher {
         rank: u32,
         status: u8,
     },
+    /// The images in memory here, and the number of sets that are still to be copied.
+    Images {
+        images: Vec<ImageName>,
+        backlog: u32,
+    },
+    /// The images for the ranks of this host could not be fetched, so none was started.
+    NotFetched(String),
     /// The reply to [`ToShim::Load`].
     Load(LoadTable),
     /// A warning of the shim itself.

@@ -4,6 +4,8 @@
 //! It exchanges messages over its standard input and output. End of input, death of the guard and a
 //! request of the launcher have the same effect: all processes below this one are killed.
 
+mod images;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -28,6 +30,7 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use super::budget::Budget;
 use super::descendants;
 use super::guard::watch_parent;
+use super::keeper::FromKeeper;
 use super::load;
 use super::message::{
     self, BANNER, Hello, LoadTable, RankStart, Secret, Start, Stream, ToLauncher, ToShim,
@@ -56,6 +59,8 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(3);
 
 enum Event {
     Command(ToShim),
+    /// A message of the process that keeps images.
+    Keeper(FromKeeper),
     /// The launcher or the guard is gone.
     Disconnected,
     Died(Pid, WaitStatus),
@@ -84,7 +89,7 @@ fn try_shim(args: &ShimArgs) -> io::Result<()> {
     };
     message::write(&ToLauncher::Hello(hello), &mut io::stdout())?;
     // The launcher may not need this host.
-    let Some(start) = read_start(&mut control)? else {
+    let Some(mut start) = read_start(&mut control)? else {
         return Ok(());
     };
     drop(control);
@@ -123,13 +128,15 @@ fn try_shim(args: &ShimArgs) -> io::Result<()> {
         budget,
         hosts: None,
         key: None,
+        images: None,
     };
-    if let Err(cause) = host.start(&start) {
+    if let Err(cause) = host.begin(&mut start, &events) {
         let reason = format!("the ranks cannot be started: {cause}");
         let _ = host.outbox.send(ToLauncher::Refused { reason, status: 1 });
     }
     threads::start("dipole-reap", move || reap(&events))?;
-    host.run(&inbox);
+    host.run(&start, &inbox);
+    host.end_images();
     host.pmi.close();
     for reader in host.readers.drain(..) {
         let _ = reader.join();
@@ -140,12 +147,17 @@ fn try_shim(args: &ShimArgs) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads the ranks to start; before them the launcher may request loads. Returns `None` if the
-/// launcher has disconnected.
+/// Reads the ranks to start; before them the launcher may request loads and a list of images.
+/// Returns `None` if the launcher has disconnected.
 fn read_start(control: &mut impl io::BufRead) -> io::Result<Option<Box<Start>>> {
+    let mut reported: Option<PathBuf> = None;
     loop {
         match message::read(control)? {
             Some(ToShim::Start(start)) => return Ok(Some(start)),
+            Some(ToShim::ReportImages { folder }) => {
+                message::write(&images::listed(&folder), &mut io::stdout())?;
+                reported = Some(folder);
+            }
             Some(ToShim::Load { node, runtime_dir }) => {
                 let table = ToLauncher::Load(load_table(node, runtime_dir));
                 message::write(&table, &mut io::stdout())?;
@@ -155,7 +167,13 @@ fn read_start(control: &mut impl io::BufRead) -> io::Result<Option<Box<Start>>> 
                     "the launcher sent an unexpected message instead of ranks to start",
                 ));
             }
-            None => return Ok(None),
+            None => {
+                // The job goes on without this host.
+                if let Some(folder) = reported {
+                    images::remove(&folder);
+                }
+                return Ok(None);
+            }
         }
     }
 }
@@ -185,18 +203,38 @@ struct HostRanks {
     /// The cluster key, kept open for the ranks to read.
     key: Option<OwnedFd>,
     pmi: PmiServer,
+    /// Images that are kept in memory here.
+    images: Option<images::Kept>,
 }
 
 impl HostRanks {
-    /// Starts all ranks. Must be called from the first thread: a rank is killed when the thread
-    /// that started it ends.
-    fn start(&mut self, start: &Start) -> io::Result<()> {
+    /// Writes the files that ranks read.
+    fn prepare(&mut self, start: &Start) -> io::Result<()> {
         let hosts = start.hosts.as_deref();
-        let hosts = hosts
+        self.hosts = hosts
             .map(|text| in_memory("dipole-hosts", text))
             .transpose()?;
         let key = start.key.as_ref();
-        let key = key.map(|key| in_memory("dipole-key", &key.0)).transpose()?;
+        self.key = key.map(|key| in_memory("dipole-key", &key.0)).transpose()?;
+        Ok(())
+    }
+
+    /// Sets the variables of a rank.
+    fn set_environment(&self, command: &mut Command, start: &Start, rank: u32) {
+        set_environment(command, start, rank);
+        for (name, file) in [(variables::HOSTS, &self.hosts), (variables::KEY, &self.key)] {
+            if let Some(file) = file {
+                // The path leads through this process, which outlives all ranks, so no file is left
+                // behind.
+                let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+                command.env(name, path);
+            }
+        }
+    }
+
+    /// Starts all ranks. Must be called from the first thread: a rank is killed when the thread
+    /// that started it ends.
+    fn start(&mut self, start: &Start) -> io::Result<()> {
         let directory = match self.directory(start) {
             Ok(directory) => directory,
             Err(reason) => {
@@ -211,14 +249,7 @@ impl HostRanks {
         let cores = self.bind(start)?;
         for rank in &start.ranks {
             let mut command = rank_command(start, rank, cores.as_deref())?;
-            for (name, file) in [(variables::HOSTS, &hosts), (variables::KEY, &key)] {
-                if let Some(file) = file {
-                    // The path leads through this process, which outlives all ranks, so no file is left
-                    // behind.
-                    let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-                    command.env(name, path);
-                }
-            }
+            self.set_environment(&mut command, start, rank.rank);
             if let Some(directory) = &directory {
                 command.current_dir(directory);
             }
@@ -227,8 +258,6 @@ impl HostRanks {
             self.spawn(rank.rank, command)?;
             drop(connection);
         }
-        self.hosts = hosts;
-        self.key = key;
         Ok(())
     }
 
@@ -309,12 +338,12 @@ impl HostRanks {
     }
 
     /// Handles events until no process is left.
-    fn run(&mut self, inbox: &Receiver<Event>) {
+    fn run(&mut self, start: &Start, inbox: &Receiver<Event>) {
         let mut kill_at: Option<Instant> = None;
         let mut sweeping = false;
         loop {
-            sweeping |= !self.ranks.iter().any(|rank| rank.running)
-                || kill_at.is_some_and(|at| at <= Instant::now());
+            let has_work = self.ranks.iter().any(|rank| rank.running) || self.needs_images();
+            sweeping |= !has_work || kill_at.is_some_and(|at| at <= Instant::now());
             let event = if sweeping {
                 descendants::kill_once();
                 inbox.recv_timeout(SWEEP_PAUSE)
@@ -344,6 +373,12 @@ impl HostRanks {
                     self.signal(Signal::CONT);
                 }
                 Ok(Event::Command(ToShim::Key(key))) => self.replace_key(&key),
+                Ok(Event::Command(
+                    command @ (ToShim::EndImages { .. }
+                    | ToShim::RemoveImages(_)
+                    | ToShim::HoldCheckpoints(_)),
+                )) => self.on_images(command),
+                Ok(Event::Keeper(message)) => self.on_keeper(message, start),
                 Ok(Event::Command(ToShim::PmiBarrier(entries))) => self.pmi.end_barrier(entries),
                 Ok(Event::Command(ToShim::Load { node, runtime_dir })) => {
                     let outbox = self.outbox.clone();
@@ -356,7 +391,8 @@ impl HostRanks {
                         let _ = self.outbox.send(table);
                     }
                 }
-                Ok(Event::Command(ToShim::Start(_))) | Err(RecvTimeoutError::Timeout) => {}
+                Ok(Event::Command(ToShim::Start(_) | ToShim::ReportImages { .. }))
+                | Err(RecvTimeoutError::Timeout) => {}
                 Ok(Event::Disconnected) => sweeping = true,
                 Ok(Event::Died(pid, status)) => self.on_exit(pid, status),
                 Ok(Event::NoChildren) | Err(RecvTimeoutError::Disconnected) => return,
@@ -386,6 +422,7 @@ impl HostRanks {
     }
 
     fn on_exit(&mut self, pid: Pid, status: WaitStatus) {
+        self.note_keeper_end(pid);
         if let Some(rank) = self
             .ranks
             .iter_mut()
@@ -469,21 +506,26 @@ fn rank_command(start: &Start, rank: &RankStart, cores: Option<&[usize]>) -> io:
     command
         .arg("--")
         .args(program.into_iter().flatten())
-        .env_remove(variables::HOSTS)
-        .env_remove(variables::KEY)
-        .envs(mpi::variables())
-        .envs(&start.environment)
-        .env("DIPOLE_RANK", rank.rank.to_string())
         .stdin(stdin)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0);
+    Ok(command)
+}
+
+/// Sets the variables of a rank that are the same for all ways to start it.
+fn set_environment(command: &mut Command, start: &Start, rank: u32) {
+    command
+        .env_remove(variables::HOSTS)
+        .env_remove(variables::KEY)
+        .envs(mpi::variables())
+        .envs(&start.environment)
+        .env("DIPOLE_RANK", rank.to_string());
     let agent_key = std::env::var_os(variables::KEY)
         .filter(|_| start.uses_agent_key && !start.environment.contains_key(variables::KEY));
     if let Some(file) = agent_key {
         command.env(variables::KEY, file);
     }
-    Ok(command)
 }
 
 /// Numbers of cores, separated by commas.

@@ -101,6 +101,9 @@ enum Command {
     /// Becomes a rank (started by `shim`).
     #[command(hide = true)]
     RankExec(dipole_launch::RankExecArgs),
+    /// Copies images of ranks between hosts (started by `shim`).
+    #[command(hide = true)]
+    KeepImages(dipole_launch::KeeperArgs),
 }
 
 impl Command {
@@ -261,5 +264,6 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         Command::Reach(args) => Ok(dipole_launch::reach(&args)),
         Command::AgentSession(args) => Ok(dipole_agent::session(&args)),
         Command::RankExec(args) => Ok(dipole_launch::rank_exec(&args)),
+        Command::KeepImages(args) => Ok(dipole_launch::keep_images(&args)),
     }
 }

@@ -89,7 +89,7 @@ int main(int argc, char **argv)
         bsp_put((s + 1) % p, own, given, 0, LENGTH * sizeof *own);
         bsp_send((s + 2) % p, &s, &sum, sizeof sum);
         int is_steady = strcmp(fault, "steady") == 0;
-        if (is_steady)
+        if (is_steady || strcmp(fault, "linger") == 0)
             wait_for_own_images();
         if (round == MIDDLE && s == 1 && (is_steady || strcmp(fault, "kill") == 0)) {
             wait_for_checkpoint();
@@ -100,6 +100,14 @@ int main(int argc, char **argv)
             wait_for_checkpoint();
             if (is_first(marker))
                 pause(); /* until its node is lost */
+        }
+        if (round == MIDDLE && s == p - 1 && strcmp(fault, "linger") == 0) {
+            FILE *place = is_first(marker) ? fopen(marker, "w") : NULL;
+            if (place) {
+                fprintf(place, "%s\n", getenv("DIPOLE_CHECKPOINT_DIR"));
+                fclose(place);
+                pause(); /* until a node is lost */
+            }
         }
         bsp_sync();
         int status;

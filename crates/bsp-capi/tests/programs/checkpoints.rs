@@ -9,13 +9,13 @@ use crate::harness::{Bench, source};
 use dipole_testbed::{Testbed, built, isolated_command};
 
 /// A program, and a folder for its files and checkpoints.
-struct Jobs {
+pub(crate) struct Jobs {
     bench: Bench,
-    program: PathBuf,
+    pub(crate) program: PathBuf,
 }
 
 impl Jobs {
-    fn new() -> Jobs {
+    pub(crate) fn new() -> Jobs {
         let bench = Bench::new();
         let program = bench.compile(&source("restart.c"), &["-std=gnu11", "-pthread"]);
         fs::create_dir(bench.path().join("run")).expect("a new folder");
@@ -24,7 +24,7 @@ impl Jobs {
         Jobs { bench, program }
     }
 
-    fn folder(&self, name: &str) -> PathBuf {
+    pub(crate) fn folder(&self, name: &str) -> PathBuf {
         let folder = self.bench.path().join(name);
         fs::create_dir_all(&folder).expect("a new folder");
         folder
@@ -61,7 +61,7 @@ impl Jobs {
     }
 
     /// The output and the files of an undisturbed run.
-    fn expected(&self) -> (Vec<String>, Vec<String>) {
+    pub(crate) fn expected(&self) -> (Vec<String>, Vec<String>) {
         let files = self.folder("undisturbed");
         let output = self.run("shm", &[], "none", &files);
         assert!(output.status.success(), "{output:?}");
@@ -119,19 +119,19 @@ impl Jobs {
 }
 
 /// The lines of the ranks, in order.
-fn lines(output: &Output) -> Vec<String> {
+pub(crate) fn lines(output: &Output) -> Vec<String> {
     let text = String::from_utf8_lossy(&output.stdout);
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     lines.sort();
     lines
 }
 
-fn logs(files: &Path) -> Vec<String> {
+pub(crate) fn logs(files: &Path) -> Vec<String> {
     let read = |rank: u32| fs::read_to_string(files.join(format!("log-{rank}")));
     (0..3).map(|rank| read(rank).expect("a log")).collect()
 }
 
-fn err(output: &Output) -> String {
+pub(crate) fn err(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 

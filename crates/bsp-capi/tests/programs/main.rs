@@ -9,6 +9,7 @@ mod examples;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod header;
+mod memory;
 mod misuse;
 mod nas;
 mod rules;

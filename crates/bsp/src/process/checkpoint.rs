@@ -128,8 +128,9 @@ impl Checkpoints {
             Some(Interval::Time(time)) => now.duration_since(self.last_at) >= time,
             None => false,
         };
-        // The next checkpoint waits until rank 0 has written its last image.
-        is_over && !self.recorder.is_writing()
+        // The next checkpoint waits until rank 0 has written its last image, and the hosts have copied
+        // former ones.
+        is_over && !self.recorder.is_writing() && !self.store.is_held()
     }
 
     /// Notes the request of all ranks.

@@ -15,6 +15,8 @@ use dipole_naming::key::random_bytes;
 use serde_json::json;
 
 use super::follow::Follow;
+use super::loss::OnLoss;
+use super::memory::{self, Memory};
 use super::{JobSetup, Launch, REPORT_TIMEOUT};
 use crate::guard::{FOLDER, NOT_RESTORED};
 use crate::message::{Images, ToShim};
@@ -39,6 +41,15 @@ pub(crate) struct CheckpointArgs {
     /// dipole/checkpoints in the user's state directory]
     #[arg(long, value_name = "DIR")]
     checkpoint_dir: Option<PathBuf>,
+    /// Keep the images of each host in its memory, with copies in the memory of so many other hosts:
+    /// the job survives the loss of that many hosts at once without a folder that all of them reach
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16),
+          conflicts_with_all = ["checkpoint_dir", "restart", "migrate_every", "at_least"])]
+    checkpoint_copies: Option<u32>,
+    /// How fast each host sends copies of images, in MiB per second
+    #[arg(long, value_name = "MIB", default_value_t = 250, requires = "checkpoint_copies",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    checkpoint_rate: u32,
     /// Continue a job from its last complete checkpoint, or from the one with this number
     #[arg(long, value_name = "JOB[/NUMBER]", conflicts_with_all = ["command", "first_ranks"])]
     restart: Option<String>,
@@ -57,6 +68,17 @@ impl CheckpointArgs {
     pub(super) fn follow(&self) -> Option<Follow> {
         let every = self.migrate_every?;
         Some(Follow::new(every, self.migrate_bias))
+    }
+
+    /// Refuses copies that would never be used.
+    pub(crate) fn check_loss(&self, on_loss: OnLoss) -> Result<(), clap::Error> {
+        match self.checkpoint_copies {
+            Some(_) if on_loss != OnLoss::Restart => Err(clap::Error::raw(
+                clap::error::ErrorKind::ArgumentConflict,
+                "--checkpoint-copies keeps images for restarts only: add --on-loss restart",
+            )),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -94,6 +116,8 @@ pub(crate) struct JobCheckpoints {
     is_restart: bool,
     /// Restarts since the last new checkpoint.
     futile_restarts: u32,
+    /// The images are in the memory of the hosts, not in a folder that all of them reach.
+    pub(super) memory: Option<Memory>,
 }
 
 impl JobCheckpoints {
@@ -104,8 +128,14 @@ impl JobCheckpoints {
             checkpoint_dir,
             restart,
             migrate_every,
+            checkpoint_copies,
+            checkpoint_rate,
             ..
         } = args;
+        if let Some(copies) = checkpoint_copies {
+            let every = checkpoint_every.clone();
+            return JobCheckpoints::in_memory(*copies, *checkpoint_rate, every).map(Some);
+        }
         let has_folder = checkpoint_every.is_some() || checkpoint_dir.is_some();
         if !has_folder && restart.is_none() && migrate_every.is_none() {
             return Ok(None);
@@ -134,6 +164,7 @@ impl JobCheckpoints {
             last: 0,
             is_restart: restart.is_some(),
             futile_restarts: 0,
+            memory: None,
         };
         checkpoints.store = Store::new(folder.join(format!("{:016x}", checkpoints.id)));
         if let Some(job) = restart {
@@ -141,6 +172,43 @@ impl JobCheckpoints {
             checkpoints.last = checkpoints.highest()?;
         }
         Ok(Some(checkpoints))
+    }
+
+    /// Checkpoints in the memory of the hosts.
+    fn in_memory(
+        copies: u32,
+        mib_per_second: u32,
+        every: Option<String>,
+    ) -> Result<JobCheckpoints, RunError> {
+        let doing = "drawing a job number";
+        let random = random_bytes().map_err(|cause| RunError::System { doing, cause })?;
+        let id = u64::from_le_bytes(random);
+        Ok(JobCheckpoints {
+            id,
+            // It never exists: nothing is left there for the launcher, and nothing is requested.
+            store: Store::new(memory::folder(id, 0)),
+            every,
+            from: None,
+            last: 0,
+            is_restart: false,
+            futile_restarts: 0,
+            memory: Some(Memory::new(copies, mib_per_second)?),
+        })
+    }
+
+    /// Number of the job.
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Selects the set that the ranks of the next attempt continue from, and a number that is higher
+    /// than those of all images.
+    pub(super) fn continue_from(&mut self, set: Option<Set>, last: u64) {
+        let number = |set: &Option<Set>| set.as_ref().map(|set| set.number);
+        if number(&set) != number(&self.from) {
+            self.futile_restarts = 1;
+        }
+        (self.from, self.last) = (set, last);
     }
 
     /// True if the job continues from a checkpoint of an earlier run.
@@ -231,6 +299,11 @@ impl JobCheckpoints {
     /// Selects the last complete set for the next attempt. Returns false if there have been too many
     /// attempts without a new one.
     fn advance(&mut self, max_restarts: u32) -> Result<bool, RunError> {
+        if self.memory.is_some() {
+            // The set is selected when the hosts that are left have reported their images.
+            self.futile_restarts += 1;
+            return Ok(self.futile_restarts <= max_restarts);
+        }
         let newest = self.sets()?.into_iter().rfind(Set::is_complete);
         let number = |set: &Option<Set>| set.as_ref().map(|set| set.number);
         match number(&newest) == number(&self.from) {
@@ -283,6 +356,10 @@ impl Launch {
             return Ok(());
         };
         let (folder, id) = (checkpoints.store.folder(), checkpoints.id);
+        if checkpoints.memory.is_some() {
+            self.announce_memory(id);
+            return Ok(());
+        }
         let failed = |cause: std::io::Error| {
             RunError::Checkpoint(format!("checkpoints in {}: {cause}", folder.display()))
         };
@@ -315,7 +392,8 @@ impl Launch {
 
     /// Ends all ranks at once, because the job will be restarted.
     pub(super) fn end_for_restart(&mut self, what: &str, status: u8) {
-        if FINAL.contains(&status) {
+        let may_be_damaged = status == NOT_RESTORED && self.refuse_set();
+        if FINAL.contains(&status) && !may_be_damaged {
             self.print_message(format!("{what}; ending the others"));
             return self.fail(status);
         }
@@ -324,6 +402,7 @@ impl Launch {
         ));
         self.attempt.ends_for_restart = Some(status);
         self.give_up_at = Some(Instant::now() + REPORT_TIMEOUT);
+        self.keep_images();
         self.send_to_all(|| ToShim::End { grace_ms: 0 });
     }
 
@@ -335,6 +414,9 @@ impl Launch {
             return Ok(false);
         };
         let Some(status) = lost.filter(|_| !is_ended_otherwise) else {
+            if lost.is_some() {
+                self.name_left_images();
+            }
             return Ok(false);
         };
         if !checkpoints.advance(setup.args.restarts)? {
@@ -344,14 +426,13 @@ impl Launch {
                  ending it"
             ));
             self.status = Some(status);
+            self.name_left_images();
             return Ok(false);
         }
-        let (from, number) = match &checkpoints.from {
-            Some(set) => (format!("checkpoint {}", set.number), Some(set.number)),
-            None => ("the beginning: no checkpoint is complete".to_owned(), None),
-        };
-        self.print_message(format!("restarting the job from {from}"));
-        self.event(json!({"event": "restarting", "checkpoint": number}));
+        let is_selected_later = checkpoints.memory.is_some();
+        if !is_selected_later {
+            self.announce_restart();
+        }
         self.attempt.number += 1;
         self.attempt.input_bytes = 0;
         for contact in self.contacts.values_mut() {
@@ -363,8 +444,24 @@ impl Launch {
         (self.give_up_at, self.end_at) = (None, None);
         self.some_succeeded = false;
         let lost = &self.attempt.lost_nodes;
-        setup.list.sort_by_key(|host| lost.contains(&host.node));
+        let memory = self.checkpoints.as_ref().and_then(|it| it.memory.as_ref());
+        let has_images = |node| memory.is_some_and(|memory| memory.has_images(node));
+        setup
+            .list
+            .sort_by_key(|host| (lost.contains(&host.node), !has_images(host.node)));
         Ok(true)
+    }
+
+    /// Prints where the next attempt begins.
+    pub(super) fn announce_restart(&self) {
+        let from = self.checkpoints.as_ref().and_then(|it| it.from.as_ref());
+        let number = from.map(|set| set.number);
+        let place = match number {
+            Some(number) => format!("checkpoint {number}"),
+            None => "the beginning: no checkpoint is complete".to_owned(),
+        };
+        self.print_message(format!("restarting the job from {place}"));
+        self.event(json!({"event": "restarting", "checkpoint": number}));
     }
 
     /// Sends the input that arrived between two attempts.
@@ -379,7 +476,9 @@ impl Launch {
 
     /// Removes the checkpoints of a job that has succeeded.
     pub(super) fn remove_checkpoints(&self) {
-        if let (Some(checkpoints), None | Some(0)) = (&self.checkpoints, self.status) {
+        if let (Some(checkpoints), None | Some(0)) = (&self.checkpoints, self.status)
+            && checkpoints.memory.is_none()
+        {
             let folder = checkpoints.store.folder();
             if let Err(cause) = fs::remove_dir_all(folder) {
                 let folder = folder.display();

@@ -10,7 +10,9 @@ use dipole_node::job::write_ranks;
 use dipole_node::{ClusterKey, NodeId, variables};
 
 use super::checkpoint::JobCheckpoints;
+use super::memory::Kept;
 use crate::binding::Binding;
+use crate::guard::FOLDER;
 use crate::host::Contact;
 use crate::message::{Images, LocalRank, PmiJob, RankStart, Secret, Start};
 use crate::{HostsFile, Program, RunArgs, RunError};
@@ -36,6 +38,8 @@ pub(super) struct Plan {
     key: Option<ClusterKey>,
     /// The images that the ranks continue from.
     images: Option<Images>,
+    /// Images are kept in the memory of the hosts.
+    in_memory: Option<Kept>,
 }
 
 impl Plan {
@@ -86,6 +90,7 @@ impl Plan {
             hosts: hosts.text.clone(),
             key,
             images: checkpoints.and_then(JobCheckpoints::images),
+            in_memory: checkpoints.and_then(|it| it.kept(base, nodes)),
         })
     }
 
@@ -113,6 +118,15 @@ impl Plan {
         if restarts > 0 {
             set(RESTARTS, restarts.to_string().into());
         }
+        let kept = self.in_memory.as_ref();
+        let in_memory = kept.map(|kept| kept.on_host(host.node, &ranks));
+        let mut images = self.images.clone();
+        if let Some(here) = &in_memory {
+            set(FOLDER, here.folder.clone().into());
+            if let Some(images) = &mut images {
+                images.folder.clone_from(&here.folder);
+            }
+        }
         if let Some(given) = &host.runtime_dir {
             set("DIPOLE_RUNTIME_DIR", given.to_string().into());
         } else if self.hosts.is_none() {
@@ -134,7 +148,8 @@ impl Plan {
             key: self.key().filter(|_| !contact.by_agent).map(Secret),
             uses_agent_key: contact.by_agent && self.key.is_some(),
             pmi: self.pmi.clone(),
-            images: self.images.clone(),
+            images,
+            in_memory,
         }
     }
 }

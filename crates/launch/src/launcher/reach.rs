@@ -112,6 +112,9 @@ impl Launch {
             }
         })?;
         let contact = Contact::start(number, host, &setup.reach, &to_us, setup.budget)?;
+        if let Some(folder) = self.reported_folder(host.node) {
+            contact.send(ToShim::ReportImages { folder });
+        }
         self.contacts.insert(number, contact);
         Ok(())
     }
@@ -131,6 +134,7 @@ impl Launch {
     fn on_start_event(&mut self, event: HostEvent, failed: &mut Vec<usize>) {
         match event {
             HostEvent::Message(index, ToLauncher::Hello(hello)) => {
+                let reports_images = self.is_memory_restarted();
                 let contact = self.contacts.get_mut(&index);
                 // A late answer of a skipped host is ignored.
                 let Some(contact) = contact.filter(|contact| contact.state == State::Waiting)
@@ -140,10 +144,19 @@ impl Launch {
                 if let Some(reason) = hello.wrong_version() {
                     self.skip(index, &reason, failed);
                 } else {
-                    contact.state = State::Ready;
+                    if !reports_images {
+                        contact.state = State::Ready;
+                    }
                     contact.max_ranks = hello.max_ranks;
                     let node = contact.host.node.0;
                     self.event(json!({"event": "host", "node": node, "shim_pid": hello.pid}));
+                }
+            }
+            HostEvent::Message(index, ToLauncher::Images { images, backlog }) => {
+                let contact = self.contacts.get_mut(&index);
+                if let Some(contact) = contact.filter(|it| it.state == State::Waiting) {
+                    contact.state = State::Ready;
+                    self.note_images(index, &images, backlog);
                 }
             }
             HostEvent::ByAgent(index) => self.set_reached_by_agent(index),
@@ -200,6 +213,7 @@ impl Launch {
         }
         let ready_nodes: Vec<NodeId> = ready().map(|contact| contact.host.node).collect();
         let nodes: Vec<NodeId> = placed.iter().map(|at| ready_nodes[*at]).collect();
+        self.select_images(&nodes);
         let plan = Plan::new(args, setup.hosts, self.checkpoints.as_ref(), &nodes)?;
         let ready = self.contacts.iter_mut().filter(|(_, it)| is_ready(it));
         for (at, (index, contact)) in ready.enumerate() {
