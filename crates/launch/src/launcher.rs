@@ -4,6 +4,7 @@
 mod balance;
 mod checkpoint;
 mod follow;
+mod images;
 mod loss;
 mod memory;
 mod migration;

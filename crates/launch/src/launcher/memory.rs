@@ -1,23 +1,19 @@
 //! Checkpoints in the memory of the hosts: each host has the images of its ranks and copies of those
-//! of the hosts before it in a ring. [`Copies`] decides what is needed; this reports and sends.
+//! of the hosts before it in a ring. [`Copies`] decides which images are needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use dipole_checkpoint::{Copies, Fetch, ImageName};
+use dipole_checkpoint::{Copies, Fetch, ImageName, Set};
 use dipole_naming::key::random_bytes;
 use dipole_node::NodeId;
 use dipole_node::job::MAX_RANKS;
-use serde_json::json;
 
-use super::Launch;
-use super::checkpoint::JobCheckpoints;
 use crate::RunError;
-use crate::host::State;
-use crate::message::{Ending, HostImages, Secret, ToShim};
+use crate::message::{HostImages, Secret};
 
 /// A file system in memory on each host.
-const MEMORY: &str = "/dev/shm";
+pub(super) const MEMORY: &str = "/dev/shm";
 /// Secured sets that are kept. The older one serves if the newer one turns out to be damaged.
 const KEPT: usize = 2;
 /// Sets that may wait to be copied before further checkpoints wait.
@@ -76,11 +72,87 @@ impl Memory {
         self.backlogs.contains_key(&node.0)
     }
 
-    fn report(&mut self, node: u32, images: &[ImageName], backlog: u32) {
+    /// Notes the images of a host, and the number of sets that it has to copy.
+    pub(super) fn report(&mut self, node: u32, images: &[ImageName], backlog: u32) {
         self.copies.report(node, images);
         self.highest = self.highest.max(self.copies.highest());
         self.backlogs.insert(node, backlog);
     }
+
+    /// The ranks of an attempt run on these nodes. Returns the number of copies of each image, and the
+    /// number that is wanted.
+    pub(super) fn begin(&mut self, places: &[u32]) -> (usize, usize) {
+        let hosts: BTreeSet<u32> = places.iter().copied().collect();
+        self.copies.retain(&hosts);
+        self.backlogs = hosts.iter().map(|host| (*host, 0)).collect();
+        (self.is_held, self.are_ended) = (false, false);
+        let wanted = self.wanted as usize;
+        (wanted.min(hosts.len().saturating_sub(1)), wanted)
+    }
+
+    /// Selects the newest set that the hosts have together if rank r continues on `places[r]`, and who
+    /// sends which image. Returns it with a number that no image exceeds.
+    pub(super) fn select(&mut self, places: &[u32]) -> (Option<Set>, u64) {
+        let set = self.copies.newest(&self.refused);
+        let fetches = set.as_ref().map(|set| self.copies.fetches(set, places));
+        self.fetches = fetches.unwrap_or_default();
+        (set, self.highest + UNKNOWN_SETS)
+    }
+
+    /// Does not select this set again. Returns false if it was refused before.
+    pub(super) fn refuse(&mut self, set: u64) -> bool {
+        self.refused.insert(set)
+    }
+
+    /// The consequences of the last report.
+    pub(super) fn consequences(&mut self) -> Consequences {
+        let newest = self.copies.secured().pop().unwrap_or(0);
+        let former = self.secured;
+        self.secured = newest.max(former);
+        let waits = self.backlogs.values().any(|sets| *sets >= MAX_BACKLOG);
+        let is_changed = std::mem::replace(&mut self.is_held, waits) != waits;
+        Consequences {
+            unneeded: self.copies.removable(KEPT),
+            secured: (newest > former).then_some(newest),
+            waits: is_changed.then_some(waits),
+        }
+    }
+
+    /// True if the hosts have not yet been sent what becomes of their images.
+    pub(super) fn is_open(&self) -> bool {
+        !self.are_ended
+    }
+
+    /// Notes that the hosts have been sent it.
+    pub(super) fn end(&mut self) {
+        self.are_ended = true;
+    }
+
+    /// How images are kept if rank r is on `nodes[r]` and the job has the endpoints after `base`.
+    pub(super) fn kept(&self, job: u64, base: u32, nodes: &[NodeId]) -> Kept {
+        let ring: BTreeSet<NodeId> = nodes.iter().copied().collect();
+        Kept {
+            job,
+            // The ranks have those below it.
+            endpoint: base + (MAX_RANKS - 1),
+            token: self.token.clone(),
+            bytes_per_second: self.bytes_per_second,
+            copies: self.wanted as usize,
+            ring: ring.into_iter().collect(),
+            fetches: self.fetches.clone(),
+        }
+    }
+}
+
+/// Consequences of the images on all hosts.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Consequences {
+    /// Images that no host needs.
+    pub(super) unneeded: Vec<ImageName>,
+    /// A newer set than before has all its copies.
+    pub(super) secured: Option<u64>,
+    /// Checkpoints at intervals wait from now on, or no longer.
+    pub(super) waits: Option<bool>,
 }
 
 /// How images are kept in the present attempt.
@@ -120,183 +192,6 @@ fn next_in_ring(ring: &[NodeId], node: NodeId, count: usize) -> Vec<u32> {
     next.map(|node| node.0).collect()
 }
 
-impl JobCheckpoints {
-    /// How images are kept if rank r is on `nodes[r]` and the job has the endpoints after `base`.
-    pub(super) fn kept(&self, base: u32, nodes: &[NodeId]) -> Option<Kept> {
-        let memory = self.memory.as_ref()?;
-        let ring: BTreeSet<NodeId> = nodes.iter().copied().collect();
-        Some(Kept {
-            job: self.id(),
-            // The ranks have those below it.
-            endpoint: base + (MAX_RANKS - 1),
-            token: memory.token.clone(),
-            bytes_per_second: memory.bytes_per_second,
-            copies: memory.wanted as usize,
-            ring: ring.into_iter().collect(),
-            fetches: memory.fetches.clone(),
-        })
-    }
-}
-
-impl Launch {
-    fn memory(&self) -> Option<&Memory> {
-        self.checkpoints.as_ref()?.memory.as_ref()
-    }
-
-    fn memory_mut(&mut self) -> Option<&mut Memory> {
-        self.checkpoints.as_mut()?.memory.as_mut()
-    }
-
-    /// True if hosts have images of a former attempt.
-    pub(super) fn is_memory_restarted(&self) -> bool {
-        self.memory().is_some() && self.attempt.number > 0
-    }
-
-    /// The folder whose images a host is to report before it gets ranks.
-    pub(super) fn reported_folder(&self, node: NodeId) -> Option<PathBuf> {
-        let checkpoints = self.checkpoints.as_ref()?;
-        self.is_memory_restarted()
-            .then(|| folder(checkpoints.id(), node.0))
-    }
-
-    /// Prints where images are.
-    pub(super) fn announce_memory(&self, id: u64) {
-        let folder = format!("{MEMORY}/dipole-images-{id:016x}-NODE");
-        self.print_message(format!(
-            "checkpoints stay in the memory of the hosts: {folder}"
-        ));
-        self.event(json!({"event": "checkpoints", "job": format!("{id:016x}"), "folder": folder}));
-    }
-
-    /// Notes the images of a host.
-    pub(super) fn note_images(&mut self, index: usize, images: &[ImageName], backlog: u32) {
-        let node = self.contacts.get(&index).map(|contact| contact.host.node.0);
-        if let (Some(node), Some(memory)) = (node, self.memory_mut()) {
-            memory.report(node, images, backlog);
-        }
-    }
-
-    /// Selects the newest set that the hosts with ranks have together, and who sends which image.
-    pub(super) fn select_images(&mut self, nodes: &[NodeId]) {
-        let is_restarted = self.is_memory_restarted();
-        let places: Vec<u32> = nodes.iter().map(|node| node.0).collect();
-        let hosts: BTreeSet<u32> = places.iter().copied().collect();
-        let Some(memory) = self.memory_mut() else {
-            return;
-        };
-        memory.copies.retain(&hosts);
-        memory.backlogs = hosts.iter().map(|host| (*host, 0)).collect();
-        (memory.is_held, memory.are_ended) = (false, false);
-        let (wanted, most) = (memory.wanted as usize, hosts.len().saturating_sub(1));
-        if is_restarted {
-            let set = memory.copies.newest(&memory.refused);
-            let fetches = set.as_ref().map(|set| memory.copies.fetches(set, &places));
-            memory.fetches = fetches.unwrap_or_default();
-            let last = memory.highest + UNKNOWN_SETS;
-            if let Some(checkpoints) = &mut self.checkpoints {
-                checkpoints.continue_from(set, last);
-            }
-            self.announce_restart();
-        }
-        if most < wanted {
-            self.print_message(format!(
-                "{} hosts have ranks, so there are {most} copies of images instead of {wanted} \
-                 (--checkpoint-copies)",
-                hosts.len()
-            ));
-        }
-    }
-
-    /// Handles a report of images while ranks run.
-    pub(super) fn on_images(&mut self, index: usize, images: &[ImageName], backlog: u32) {
-        self.note_images(index, images, backlog);
-        // A host that ends may already have removed its images.
-        if self.attempt.ends_for_restart.is_some() || self.give_up_at.is_some() {
-            return;
-        }
-        let Some(memory) = self.memory_mut() else {
-            return;
-        };
-        let unneeded = memory.copies.removable(KEPT);
-        let newest = memory.copies.secured().pop();
-        let secured = newest.filter(|newest| *newest > memory.secured);
-        memory.secured = memory.secured.max(newest.unwrap_or(0));
-        let waits = memory.backlogs.values().any(|sets| *sets >= MAX_BACKLOG);
-        let is_changed = std::mem::replace(&mut memory.is_held, waits) != waits;
-        if let Some(number) = secured {
-            self.event(json!({"event": "copied", "checkpoint": number}));
-        }
-        if !unneeded.is_empty() {
-            self.send_to_all(|| ToShim::RemoveImages(unneeded.clone()));
-        }
-        if is_changed {
-            self.send_to_all(|| ToShim::HoldCheckpoints(waits));
-        }
-    }
-
-    /// Refuses the set that the ranks continue from, because one of its images is damaged or does not
-    /// fit the host. Returns false if the user selects sets.
-    pub(super) fn refuse_set(&mut self) -> bool {
-        let set = self.checkpoints.as_ref().and_then(JobCheckpoints::images);
-        match (set, self.memory_mut()) {
-            (Some(set), Some(memory)) => memory.refused.insert(set.set),
-            _ => false,
-        }
-    }
-
-    /// Handles a host that could not fetch the images of its ranks: an older set may be intact.
-    pub(super) fn on_not_fetched(&mut self, index: usize, reason: &str) {
-        let set = self.checkpoints.as_ref().and_then(JobCheckpoints::images);
-        let number = set.map_or(0, |set| set.set);
-        self.refuse_set();
-        let lost: Vec<u32> = self.running.keys().copied().collect();
-        let contact = self.contacts.get(&index);
-        let Some(node) = contact.map(|contact| contact.host.node) else {
-            return;
-        };
-        let what = format!("node {node} cannot fetch images of checkpoint {number} ({reason})");
-        let status = Ending::Signal(9).status();
-        self.on_loss((&lost, node), status, &what, std::time::Duration::ZERO);
-    }
-
-    /// Lets the hosts keep their images for a restart.
-    pub(super) fn keep_images(&mut self) {
-        if let Some(memory) = self.memory_mut() {
-            memory.are_ended = true;
-            self.send_to_all(|| ToShim::EndImages { are_kept: true });
-        }
-    }
-
-    /// Lets the hosts remove their images when all ranks have ended and none will be restarted.
-    pub(super) fn end_images(&mut self) {
-        let is_over = self.running.is_empty()
-            && self.returning.is_empty()
-            && self.losses.next_at().is_none()
-            && self.contacts.values().any(|it| it.state == State::Ready);
-        let Some(memory) = self.memory_mut().filter(|memory| !memory.are_ended) else {
-            return;
-        };
-        if is_over {
-            memory.are_ended = true;
-            self.send_to_all(|| ToShim::EndImages { are_kept: false });
-        }
-    }
-
-    /// Names images that are left because the job was to be restarted, but is not.
-    pub(super) fn name_left_images(&self) {
-        let Some(checkpoints) = &self.checkpoints else {
-            return;
-        };
-        if checkpoints.memory.is_some() {
-            self.print_message(format!(
-                "images of the job may be left in {MEMORY}/dipole-images-{:016x}-* of its hosts; \
-                 remove them",
-                checkpoints.id()
-            ));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -319,5 +214,51 @@ mod tests {
             Some("/dev/shm/dipole-images-00000000000000ff-3")
         );
         assert_ne!(folder(1, 11), folder(0x11, 1));
+    }
+
+    fn images(sets: &[u64]) -> Vec<ImageName> {
+        let names = sets
+            .iter()
+            .map(|set| (*set, "rank-0-of-1.image".to_owned()));
+        names
+            .map(|name| ImageName::try_from(name).expect("a name"))
+            .collect()
+    }
+
+    #[test]
+    fn each_report_has_its_consequences_once() {
+        let mut memory = Memory::new(1, 1).expect("random bytes");
+        assert_eq!(memory.begin(&[1]), (0, 1));
+        assert_eq!(memory.begin(&[1, 2]), (1, 1));
+        memory.report(1, &images(&[1, 2]), 2);
+        let first = memory.consequences();
+        assert_eq!((first.secured, first.waits), (None, Some(true)));
+        memory.report(2, &images(&[1, 2, 3]), 0);
+        memory.report(1, &images(&[1, 2, 3]), 0);
+        let second = memory.consequences();
+        assert_eq!((second.secured, second.waits), (Some(3), Some(false)));
+        assert_eq!(second.unneeded, images(&[1]));
+        memory.report(1, &images(&[2, 3]), 0);
+        memory.report(2, &images(&[2, 3]), 0);
+        let none = Consequences {
+            unneeded: Vec::new(),
+            secured: None,
+            waits: None,
+        };
+        assert_eq!(memory.consequences(), none);
+    }
+
+    #[test]
+    fn numbers_of_sets_that_a_lost_host_may_have_are_not_used_again() {
+        let mut memory = Memory::new(1, 1).expect("random bytes");
+        memory.report(1, &images(&[4]), 0);
+        memory.report(2, &images(&[4, 7]), 0);
+        memory.begin(&[1]);
+        let (set, last) = memory.select(&[1]);
+        assert_eq!(set.map(|set| set.number), Some(4));
+        assert_eq!(last, 7 + UNKNOWN_SETS);
+        assert!(memory.refuse(4));
+        assert!(!memory.refuse(4));
+        assert_eq!(memory.select(&[1]).0, None);
     }
 }
