@@ -43,9 +43,12 @@ impl Copies {
         self.hosts.insert(host, images.iter().copied().collect());
     }
 
-    /// Forgets all hosts but these.
-    pub fn retain(&mut self, hosts: &BTreeSet<u32>) {
+    /// Keeps images on these hosts only. A host that has not reported any has none.
+    pub fn set_hosts(&mut self, hosts: &BTreeSet<u32>) {
         self.hosts.retain(|host, _| hosts.contains(host));
+        for host in hosts {
+            self.hosts.entry(*host).or_default();
+        }
     }
 
     /// The highest number of a set with an image, complete or not; 0 without any.
@@ -127,7 +130,7 @@ impl Copies {
     #[must_use]
     pub fn removable(&self, keep: usize) -> Vec<ImageName> {
         let secured = self.secured();
-        let oldest = secured.iter().rev().take(keep).last();
+        let oldest = secured.get(secured.len().saturating_sub(keep));
         let unneeded = oldest.map(|oldest| self.union().unneeded(*oldest));
         unneeded.unwrap_or_default().into_names().collect()
     }
@@ -174,16 +177,16 @@ mod tests {
         assert_eq!(number(copies.newest(&[3].into())), Some(2));
         assert_eq!(copies.secured(), [1, 2]);
         assert_eq!(copies.highest(), 3);
-        copies.retain(&[0, 2].into());
+        copies.set_hosts(&[0, 2].into());
         assert_eq!(number(copies.newest(&BTreeSet::new())), Some(2));
-        copies.retain(&[2].into());
+        copies.set_hosts(&[2].into());
         assert_eq!(number(copies.newest(&BTreeSet::new())), None);
     }
 
     #[test]
     fn a_rank_gets_its_image_and_all_that_this_builds_on_from_a_host_that_has_them() {
         let mut copies = ring();
-        copies.retain(&[0, 2].into());
+        copies.set_hosts(&[0, 2].into());
         copies.report(3, &[]);
         let set = copies.newest(&BTreeSet::new()).expect("a set");
         let fetches = copies.fetches(&set, &[0, 3, 2]);
@@ -210,7 +213,7 @@ mod tests {
         copies.report(2, &images(&[(2, "rank-0-of-1-after-1.image")]));
         assert_eq!(number(copies.newest(&BTreeSet::new())), Some(2));
         assert!(copies.secured().is_empty());
-        copies.retain(&[2].into());
+        copies.set_hosts(&[2].into());
         assert_eq!(number(copies.newest(&BTreeSet::new())), None);
     }
 
@@ -239,6 +242,10 @@ mod tests {
         copies.report(2, &[]);
         assert!(copies.secured().is_empty());
         assert!(copies.removable(2).is_empty());
+        let mut silent = Copies::new(1);
+        silent.set_hosts(&[1, 2].into());
+        silent.report(1, &images(&[(1, "rank-0-of-1.image")]));
+        assert!(silent.secured().is_empty(), "host 2 has reported nothing");
         assert!(Copies::new(1).secured().is_empty());
         assert_eq!(number(Copies::new(1).newest(&BTreeSet::new())), None);
     }

@@ -83,7 +83,7 @@ impl Memory {
     /// number that is wanted.
     pub(super) fn begin(&mut self, places: &[u32]) -> (usize, usize) {
         let hosts: BTreeSet<u32> = places.iter().copied().collect();
-        self.copies.retain(&hosts);
+        self.copies.set_hosts(&hosts);
         self.backlogs = hosts.iter().map(|host| (*host, 0)).collect();
         (self.is_held, self.are_ended) = (false, false);
         let wanted = self.wanted as usize;
