@@ -319,8 +319,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         effect: "an unanswered tail is retransmitted with the same short pause forever",
         file: "crates/proto/src/session/retransmission.rs",
         suite: Suite::Test("dipole-proto", "protocol", "recovery::"),
-        snippet: "self.tail.again(now, config.max_timeout_ns);",
-        replacement: "self.tail.start(now, self.tail.pause_ns.min(config.max_timeout_ns));",
+        snippet: "self.tail.again(now, config.max_timeout_ns)",
+        replacement: "self.tail.start(now, self.tail.pause_ns.min(config.max_timeout_ns))",
     },
     Mutant {
         name: "holes-go-back-n",
