@@ -535,14 +535,7 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn header() -> Header {
-        let mapping = |start: u64, end: u64| Mapping {
-            start,
-            end,
-            access: 3,
-            is_shared: false,
-            is_file: false,
-            name: String::new(),
-        };
+        let mapping = Mapping::anonymous;
         Header {
             identity: Identity {
                 set: 1,

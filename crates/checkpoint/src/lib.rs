@@ -13,10 +13,10 @@
 
 mod chain;
 mod copies;
-mod copy;
 mod descriptors;
 mod error;
 mod image;
+mod incoming;
 mod interval;
 mod machine;
 mod maps;
@@ -55,12 +55,12 @@ mod unsupported;
 pub use capture::Recorder;
 pub use chain::Chain;
 pub use copies::{Copies, Fetch};
-pub use copy::{CopyError, Incoming};
 pub use descriptors::close_inherited;
 pub use error::{CaptureError, Outcome, RestoreError, Until};
 #[doc(hidden)]
 pub use image::is_intact;
 pub use image::{Identity, Image, ImageError};
+pub use incoming::{CopyError, Incoming};
 pub use interval::Interval;
 pub use migration::{
     Answer, MIGRATION, MigrationRequest, Moved, Note, Order, Prepared, end_without_handlers,

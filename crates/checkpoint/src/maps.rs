@@ -20,6 +20,21 @@ pub(crate) struct Mapping {
     pub(crate) name: String,
 }
 
+#[cfg(test)]
+impl Mapping {
+    /// Private anonymous memory that can be read and written.
+    pub(crate) fn anonymous(start: u64, end: u64) -> Mapping {
+        Mapping {
+            start,
+            end,
+            access: 3,
+            is_shared: false,
+            is_file: false,
+            name: String::new(),
+        }
+    }
+}
+
 impl Mapping {
     /// Length in bytes.
     pub(crate) fn bytes(&self) -> u64 {

@@ -199,14 +199,7 @@ mod tests {
         let scratch = Scratch::map().expect("memory");
         let start = scratch.start.addr().get() as u64;
         let end = start + (STACK_BYTES + LIST_BYTES) as u64;
-        let mapping = |start: u64, end: u64| Mapping {
-            start,
-            end,
-            access: 3,
-            is_shared: false,
-            is_file: false,
-            name: String::new(),
-        };
+        let mapping = Mapping::anonymous;
         let joined = mapping(start - 4096, end + 8192);
         let left = scratch.exclude(vec![mapping(1, 2), joined, mapping(start, end)]);
         let expected = [

@@ -1,5 +1,7 @@
 //! Copies messages into frames, once; small messages share frames.
 
+mod peer_frames;
+
 use arrayvec::ArrayVec;
 use dipole_proto::wire::{self, EdgeKey, FRAGMENT_BYTES, HEADER_BYTES, MESSAGE_BYTES};
 use dipole_proto::{BeginError, EdgeId, Frames, Instant, Machine, MessageStart, PeerId, Slot};
@@ -8,9 +10,6 @@ use dipole_record::RecordedMachine;
 use super::content::{Content, Head};
 use super::target::Blocked;
 use crate::frames::{FramePool, FrameUse};
-
-mod peer_frames;
-
 use peer_frames::{OpenFrame, PeerFrames};
 
 /// Frames filled ahead of what may be sent: two full runs. More would have left the processor's
@@ -243,13 +242,12 @@ impl Packer {
         let place = &mut self.frames.space(slot)[HEADER_BYTES..end];
         content.emit(place, begun.key, low(begun.sequence));
         self.frames.fill(slot, end);
-        let peer = self.peer(edge.peer);
-        peer.whole_flying += 1;
         let used = FrameUse {
             peer: edge.peer,
             bulk: false,
             whole: true,
         };
+        self.peer(edge.peer).queued(used);
         self.frames.set_use(slot, Some(used));
         Some(slot)
     }
@@ -588,12 +586,12 @@ impl Packer {
         self.open_frames -= 1;
         self.frames.fill(open.slot, open.end);
         if machine.queue(id, &[open.slot], bulk) {
-            self.peer(id).whole_flying += u32::from(open.whole);
             let used = FrameUse {
                 peer: id,
                 bulk,
                 whole: open.whole,
             };
+            self.peer(id).queued(used);
             self.frames.set_use(open.slot, Some(used));
         } else {
             self.frames.put_back(open.slot);

@@ -30,7 +30,9 @@ use wire::{Message, parse};
 
 /// How often it looks for new images.
 const SCAN_EVERY: Duration = Duration::from_millis(20);
-/// Pause before another attempt to send to a host.
+/// Pause before a host that accepts nothing now is tried again.
+const POLL_EVERY: Duration = Duration::from_micros(300);
+/// Pause before another attempt to send to a host that cannot be reached.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Failures to reach a host before it is reported.
 const PATIENCE: u32 = 5;
@@ -229,7 +231,7 @@ impl Keeper {
             };
             match transfer.step(&self.endpoint, now, STALLED_AFTER) {
                 Progress::Sent(bytes) => self.pace.take(bytes),
-                Progress::Waits => return Ok(Duration::from_micros(300)),
+                Progress::Waits => return Ok(POLL_EVERY),
                 Progress::Done => {
                     self.failures.remove(&transfer.to());
                     self.sending = None;

@@ -17,7 +17,7 @@ use dipole_node::{
     Address, Completion, CompletionQueue, Config, Edge, Endpoint, EndpointId, Links, Message, Node,
     NodeId, Operation, RegionKey, RegionMemory, Rights, SendError,
 };
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -207,12 +207,7 @@ impl Process {
     }
 
     fn signal(&self, signal: Signal) {
-        let process = Pid::from_child(&self.0);
-        kill_process(process, signal).expect("our child");
-        if signal == Signal::STOP {
-            // One of its threads has to run before all of them stop.
-            waitpid(Some(process), WaitOptions::UNTRACED).expect("our child");
-        }
+        kill_process(Pid::from_child(&self.0), signal).expect("our child");
     }
 }
 
@@ -369,7 +364,7 @@ impl Cluster {
     /// Makes one receiver stuck.
     fn stick(&self) {
         if self.why == Why::Stopped {
-            self.processes[(STUCK - FIRST) as usize].signal(Signal::STOP);
+            dipole_testbed::stop(&self.processes[(STUCK - FIRST) as usize].0);
         }
     }
 

@@ -41,6 +41,7 @@ mod offload;
 mod pair;
 mod ports;
 mod settings;
+mod stop;
 mod switch;
 mod testbed;
 
@@ -53,4 +54,5 @@ pub use network::PortCounters;
 pub use offload::Offloads;
 pub use pair::{Folder, Pair};
 pub use ports::free_port;
+pub use stop::stop;
 pub use testbed::{NodePlace, Testbed};

@@ -124,20 +124,7 @@ impl Process {
 
     /// Stops the process, and returns when all its threads have stopped.
     fn stop(&self) {
-        self.signal(Signal::STOP);
-        let tasks = format!("/proc/{}/task", self.0.id());
-        let is_stopped = |task: std::fs::DirEntry| {
-            let stat = std::fs::read_to_string(task.path().join("stat")).expect("it is there");
-            stat.rsplit(')')
-                .next()
-                .is_some_and(|rest| rest.trim_start().starts_with('T'))
-        };
-        while !std::fs::read_dir(&tasks)
-            .expect("our child")
-            .all(|task| is_stopped(task.expect("a thread")))
-        {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        dipole_testbed::stop(&self.0);
     }
 
     fn kill(mut self) {

@@ -18,16 +18,16 @@ use super::sync_block::{AbortCause, SyncBlock, SyncPhase};
 use crate::failure::Failure;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Polls of a word without looking at the clock, if each rank has a core.
+/// Polls of a word between two looks at the clock.
 const SPINS: u32 = 300;
-/// Such a rank polls for at most so long before it sleeps: longer than it takes to wake a rank, so
-/// that ranks that have woken each other find the other one awake. It does not yield its core,
-/// which other programs would keep for milliseconds.
+/// A rank with a core of its own polls for at most so long before it sleeps: longer than it takes to
+/// wake a rank, so that ranks that have woken each other find the other one awake. It does not yield
+/// its core, which other programs would keep for milliseconds.
 const LONGEST_SPIN: Duration = Duration::from_micros(60);
 /// One in so many waits polls for that long, even if the last ones did so in vain.
 const TRY_EVERY: u32 = 32;
-/// Times that a rank yields its core before it sleeps, by the square of the ranks per core, so that
-/// together they take little of the time of those that compute.
+/// Times that a rank that shares its core yields it before it sleeps, divided by the square of the
+/// ranks per core, so that together they take little of the time of those that compute.
 const YIELDS: u32 = 200;
 /// Fewest yields before it sleeps.
 const MIN_YIELDS: u32 = 2;
@@ -117,49 +117,81 @@ pub(crate) struct LocalRanks {
     probe: Box<u64>,
     /// Those that any rank may use, of the ranks whose windows are open.
     cores: BTreeSet<usize>,
-    spins: u32,
-    patience: Patience,
-    yields: u32,
+    waiting: Waiting,
+}
+
+/// The way a rank waits before it sleeps until another rank has reached a phase.
+#[derive(Debug)]
+enum Waiting {
+    /// Each rank has a core of its own.
+    Spins(SpinBudget),
+    /// Ranks share cores: it yields its core so many times.
+    Yields(u32),
 }
 
 /// How long a rank polls before it sleeps. Where a rank waits for one that needs its core, polling is
 /// in vain, and the time is halved; it is the longest again as soon as polling has helped.
 #[derive(Debug)]
-struct Patience {
-    longest: Cell<Duration>,
+struct SpinBudget {
+    time: Cell<Duration>,
     waits: Cell<u32>,
 }
 
-impl Patience {
-    fn new() -> Patience {
-        Patience {
-            longest: Cell::new(LONGEST_SPIN),
+impl SpinBudget {
+    fn new() -> SpinBudget {
+        SpinBudget {
+            time: Cell::new(LONGEST_SPIN),
             waits: Cell::new(0),
         }
     }
 
     /// Polls until `is_done`. Returns whether it is.
-    #[cold]
+    #[inline]
     fn poll(&self, is_done: impl Fn() -> bool) -> bool {
+        spin(&is_done) || self.poll_with_clock(is_done)
+    }
+
+    #[cold]
+    fn poll_with_clock(&self, is_done: impl Fn() -> bool) -> bool {
         let waits = self.waits.get().wrapping_add(1);
         self.waits.set(waits);
-        let longest = match waits % TRY_EVERY {
-            0 => LONGEST_SPIN,
-            _ => self.longest.get(),
+        let time = match waits.is_multiple_of(TRY_EVERY) {
+            true => LONGEST_SPIN,
+            false => self.time.get(),
         };
         let began = Instant::now();
-        while began.elapsed() < longest {
-            for _ in 0..SPINS {
-                if is_done() {
-                    self.longest.set(LONGEST_SPIN);
-                    return true;
-                }
-                std::hint::spin_loop();
+        while began.elapsed() < time {
+            if spin(&is_done) {
+                self.time.set(LONGEST_SPIN);
+                return true;
             }
         }
-        self.longest.set(self.longest.get() / 2);
+        self.time.set(self.time.get() / 2);
         false
     }
+}
+
+/// Polls for a few microseconds at most.
+#[inline]
+fn spin(is_done: impl Fn() -> bool) -> bool {
+    for _ in 0..SPINS {
+        if is_done() {
+            return true;
+        }
+        std::hint::spin_loop();
+    }
+    false
+}
+
+#[cold]
+fn yield_until(is_done: impl Fn() -> bool, yields: u32) -> bool {
+    for _ in 0..yields {
+        if is_done() {
+            return true;
+        }
+        cpu::yield_core();
+    }
+    false
 }
 
 /// Yields before a sleep. A yield lets each other rank of the core run, so ranks that share a core in
@@ -189,9 +221,7 @@ impl LocalRanks {
             local_ranks: ranks.iter().map(local_rank).collect(),
             probe: Box::new(rand::random()),
             cores: BTreeSet::new(),
-            spins: 1,
-            patience: Patience::new(),
-            yields: MIN_YIELDS,
+            waiting: Waiting::Yields(MIN_YIELDS),
         };
         all.add_cores(None);
         Ok(all)
@@ -203,8 +233,10 @@ impl LocalRanks {
         self.cores
             .extend(cpu::cores_of(process).unwrap_or_default());
         let ranks = self.local_ranks.len();
-        self.spins = if ranks <= self.cores.len() { SPINS } else { 1 };
-        self.yields = yields(ranks, self.cores.len());
+        self.waiting = match ranks <= self.cores.len() {
+            true => Waiting::Spins(SpinBudget::new()),
+            false => Waiting::Yields(yields(ranks, self.cores.len())),
+        };
     }
 
     /// The number of ranks on this node.
@@ -403,27 +435,11 @@ impl LocalRanks {
     #[inline]
     pub(crate) fn wait_briefly(&self, local_rank: usize, phase: SyncPhase, epoch: u32) -> bool {
         let block = self.block(local_rank);
-        for _ in 0..=self.spins {
-            if block.has_reached(phase, epoch).is_ok() {
-                return true;
-            }
-            std::hint::spin_loop();
+        let is_done = || block.has_reached(phase, epoch).is_ok();
+        match &self.waiting {
+            Waiting::Spins(budget) => budget.poll(is_done),
+            Waiting::Yields(yields) => is_done() || yield_until(is_done, *yields),
         }
-        match self.spins {
-            SPINS => (self.patience).poll(|| block.has_reached(phase, epoch).is_ok()),
-            _ => self.wait_yielding(&block, phase, epoch),
-        }
-    }
-
-    #[cold]
-    fn wait_yielding(&self, block: &SyncBlock<'_>, phase: SyncPhase, epoch: u32) -> bool {
-        for _ in 0..self.yields {
-            if block.has_reached(phase, epoch).is_ok() {
-                return true;
-            }
-            cpu::yield_core();
-        }
-        false
     }
 
     /// Sleeps until a rank has reached a phase, at most for `timeout`. Returns whether it has.
@@ -492,5 +508,30 @@ impl LocalRanks {
         lower
             .into_iter()
             .any(|aborted| aborted == Some(AbortCause::OwnError))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn polling_in_vain_becomes_shorter_until_it_helps() {
+        let budget = SpinBudget::new();
+        for _ in 0..6 {
+            assert!(!budget.poll(|| false));
+        }
+        assert!(budget.time.get() <= LONGEST_SPIN / 64);
+        assert!(budget.poll(|| true), "found at once");
+        assert!(budget.time.get() <= LONGEST_SPIN / 64);
+        // The tries with the longest time begin with the 32nd wait.
+        let polls = Cell::new(0);
+        let is_done = || {
+            polls.set(polls.get() + 1);
+            polls.get() > SPINS
+        };
+        budget.waits.set(TRY_EVERY - 1);
+        assert!(budget.poll(is_done), "found during the longest time");
+        assert_eq!(budget.time.get(), LONGEST_SPIN);
     }
 }

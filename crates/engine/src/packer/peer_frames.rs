@@ -96,6 +96,12 @@ impl PeerFrames {
         self.open.is_some() && self.whole_flying > 0 && now < self.hold_until
     }
 
+    /// A frame has been queued, or is about to be.
+    #[inline]
+    pub(super) fn queued(&mut self, used: FrameUse) {
+        self.whole_flying += u32::from(used.whole);
+    }
+
     /// The protocol has released a queued frame.
     #[inline]
     pub(super) fn released(&mut self, used: FrameUse) {

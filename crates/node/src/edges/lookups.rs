@@ -15,20 +15,15 @@ const THREAD_RETRY_NS: u64 = 50_000_000;
 impl EdgeTable {
     /// Peers on other nodes with this endpoint to which an edge is open.
     pub(crate) fn remote_peers_at(&self, engine: &Engine, endpoint: Address) -> Vec<PeerId> {
-        let edges = self
-            .slots
-            .iter()
-            .flatten()
-            .filter(|edge| edge.to == endpoint);
-        let mut peers: Vec<PeerId> = edges
+        let edges = self.slots.iter().flatten();
+        edges
+            .filter(|edge| edge.to == endpoint)
             .filter_map(|edge| match &edge.stage {
                 Stage::Open(target) => Some(target.edge.peer),
                 _ => None,
             })
             .filter(|peer| engine.machine().is_open(*peer) && !engine.shares_memory(*peer))
-            .collect();
-        peers.dedup();
-        peers
+            .collect()
     }
 
     /// Looks up the target of an edge. If threads are short the look-up waits until one can be

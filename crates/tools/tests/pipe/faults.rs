@@ -293,7 +293,7 @@ fn a_receiver_that_stops_is_noticed_in_time_and_both_sides_name_the_option_that_
     let sender = Running::start(send.arg(&from));
     await_file(&to.join("tree"));
     let pid = Pid::from_child(receiver.child());
-    kill_process(pid, Signal::STOP).unwrap();
+    dipole_testbed::stop(receiver.child());
     let sent = sender.ends();
     kill_process(pid, Signal::CONT).unwrap();
     let received = receiver.ends();

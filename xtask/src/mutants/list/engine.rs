@@ -5,6 +5,14 @@ use crate::mutants::suite::Suite;
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "held-frames-without-a-deadline",
+        effect: "messages that wait for others in a packet leave only with the next call",
+        file: "crates/engine/src/lib.rs",
+        suite: Suite::Test("dipole-node", "memory", "messages::"),
+        snippet: "self.core.packer.next_deadline(&self.core.machine, now),",
+        replacement: "None,",
+    },
+    Mutant {
         name: "background-waits-for-others",
         effect: "a message in the background does not go on when unreliable ones return their frames",
         file: "crates/engine/src/lib.rs",
